@@ -1,0 +1,107 @@
+# Everything a developer runs. Tools and the package live in .venv, build trees in build/.
+
+PYTHON ?= python3
+SANITIZE_CXX ?= clang++
+JOBS ?= 2
+
+VENV := .venv
+STAMPS := $(VENV)/stamps
+PIP := $(VENV)/bin/python -m pip
+BUILD_TOOLS := scikit-build-core nanobind cmake ninja
+# Directories too: removing a file must count as a change.
+SOURCES := $(shell find native src -not -path '*/__pycache__*') CMakeLists.txt pyproject.toml README.md LICENSE
+CXX_FILES = $(shell find native tests/native -name '*.cpp' -o -name '*.hpp')
+
+# ThreadSanitizer of older compilers fails under strong address randomization; not everywhere may it be turned off.
+NO_ASLR = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+export PYTHON SANITIZE_CXX
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test bench lint sanitize format stub clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+setup: $(STAMPS)/dev $(STAMPS)/package ## everything for development, in .venv
+
+demo: $(STAMPS)/package ## build tailcut and run its demo (numpy only)
+	@$(VENV)/bin/tailcut demo
+
+test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run the tests
+	@$(VENV)/bin/python -m pytest
+
+bench: $(STAMPS)/dev $(STAMPS)/package ## measure allreduce against Gloo
+	@$(VENV)/bin/tailcut bench allreduce --against gloo
+
+lint: $(STAMPS)/dev ## check style, types and layers
+	@echo "==> lint"
+	@$(VENV)/bin/ruff check --quiet
+	@$(VENV)/bin/ruff format --check --quiet || { $(VENV)/bin/ruff format --check; echo "run: make format"; exit 1; }
+	@$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
+	@$(VENV)/bin/mypy --no-error-summary
+	@out=$$(PYTHONPATH=src $(VENV)/bin/lint-imports 2>&1) || { echo "$$out"; exit 1; }
+
+format: $(STAMPS)/dev ## rewrite the sources in the project's style
+	@$(VENV)/bin/ruff check --fix-only --quiet
+	@$(VENV)/bin/ruff format --quiet
+	@$(VENV)/bin/clang-format -i $(CXX_FILES)
+
+stub: $(STAMPS)/package ## regenerate src/tailcut/_native.pyi from the built extension
+	@$(VENV)/bin/python -m nanobind.stubgen -q -m tailcut._native -o src/tailcut/_native.pyi
+
+# A new corpus every time, so that a run depends on nothing but the seed and the committed inputs.
+sanitize: ASAN := build/sanitize-address
+sanitize: TSAN := build/sanitize-thread
+sanitize: $(STAMPS)/light ## run the native tests under the address, undefined and thread sanitizers
+	@scripts/system-packages sanitize
+	@$(call build_native,$(ASAN),address$(comma)undefined,sim_stress udp_stress fuzz_endpoint)
+	@$(call build_native,$(TSAN),thread,udp_stress)
+	@echo "==> sim_stress (address, undefined)"
+	@$(ASAN)/sim_stress 300
+	@echo "==> udp_stress (address, undefined)"
+	@$(ASAN)/udp_stress
+	@echo "==> fuzz_endpoint (address, undefined)"
+	@rm -rf $(ASAN)/corpus && mkdir $(ASAN)/corpus
+	@$(ASAN)/fuzz_endpoint -runs=200000 -max_total_time=60 -seed=1 -verbosity=0 -print_final_stats=1 \
+	    -artifact_prefix=$(ASAN)/ $(ASAN)/corpus $(wildcard tests/native/corpus)
+	@echo "==> udp_stress (thread)"
+	@$(NO_ASLR) $(TSAN)/udp_stress
+
+comma := ,
+# $(call build_native,DIRECTORY,SANITIZERS,TARGETS)
+define build_native
+echo "==> building $(3) with $(SANITIZE_CXX) ($(2))" && \
+$(VENV)/bin/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
+    -DCMAKE_CXX_COMPILER=$(SANITIZE_CXX) -DCMAKE_COMPILE_WARNING_AS_ERROR=ON \
+    -DTAILCUT_NATIVE_TESTS=ON -DTAILCUT_SANITIZE=$(2) >/dev/null && \
+$(VENV)/bin/cmake --build $(1) --target $(3) -- --quiet
+endef
+
+clean: ## remove everything that make made
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The light set-up: what building and running tailcut needs.
+$(STAMPS)/light: constraints-dev.txt
+	@scripts/system-packages build
+	@echo "==> setting up $(VENV): numpy and the build tools"
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install -qq -c constraints-dev.txt numpy $(BUILD_TOOLS)
+	@mkdir -p $(STAMPS) && touch $@
+
+# The full one; a file of constraints that pins everything is also the list of what to install.
+$(STAMPS)/dev: $(STAMPS)/light
+	@scripts/system-packages test
+	@echo "==> setting up $(VENV): tools and torch (about a minute)"
+	@$(PIP) install -qq -r constraints-dev.txt
+	@touch $@
+
+# Not isolated, so that the build tree in build/ keeps its paths and only what changed is compiled again.
+$(STAMPS)/package: $(STAMPS)/light $(SOURCES)
+	@echo "==> building and installing tailcut"
+	@$(PIP) install -qq --no-build-isolation --no-deps .
+	@touch $@

@@ -1,0 +1,287 @@
+// The Python face of the core: argument conversion and GIL release, no logic.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "drivers/simnet.hpp"
+#include "drivers/udp.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace tailcut;
+
+namespace {
+
+using Bucket = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::span<float> span_of(const Bucket& bucket) { return {bucket.data(), bucket.size()}; }
+
+std::span<const std::byte> span_of(const nb::bytes& bytes) {
+    return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
+}
+
+nb::dict rejected(const Counters& counters) {
+    nb::dict reasons;
+    for (std::size_t k = 0; k < wire::kRejectReasons; ++k)
+        reasons[wire::name(static_cast<wire::Reject>(k))] = counters.rejected[k];
+    return reasons;
+}
+
+nb::bytes granule_bytes(const GranuleSet& set, std::uint32_t granules) {
+    std::string flags(granules, '\0');
+    for (std::uint32_t g = 0; g < granules; ++g) flags[g] = static_cast<char>(set.test(g));
+    return nb::bytes(flags.data(), flags.size());
+}
+
+void bind_wire(nb::module_& m) {
+    nb::class_<wire::Header>(m, "Header")
+        .def(nb::init<>())
+        .def_prop_rw(
+            "type", [](const wire::Header& h) { return static_cast<int>(h.type); },
+            [](wire::Header& h, int type) { h.type = static_cast<wire::Type>(type); })
+        .def_rw("flags", &wire::Header::flags)
+        .def_rw("group_tag", &wire::Header::group_tag)
+        .def_rw("source", &wire::Header::source)
+        .def_rw("shard", &wire::Header::shard)
+        .def_rw("seq", &wire::Header::seq)
+        .def_rw("bucket_len", &wire::Header::bucket_len)
+        .def_rw("first", &wire::Header::first)
+        .def_rw("echo_us", &wire::Header::echo_us)
+        .def_rw("count", &wire::Header::count)
+        .def_rw("stamp_us", &wire::Header::stamp_us)
+        .def_rw("entry_us", &wire::Header::entry_us)
+        .def("pack", [](const wire::Header& header) {
+            const auto bytes = wire::pack(header);
+            return nb::bytes(bytes.data(), bytes.size());
+        });
+    m.def(
+        "parse_header",
+        [](const nb::bytes& datagram) {
+            const auto parsed = wire::parse(span_of(datagram));
+            return std::pair(parsed.ok ? std::optional(parsed.header) : std::nullopt,
+                             std::string(parsed.ok ? "" : wire::name(parsed.reason)));
+        },
+        "datagram"_a);
+    m.attr("HEADER_BYTES") = wire::kHeaderBytes;
+    m.attr("GRANULE") = kGranule;
+    m.def("owner_of", [](Rank shard, Seq seq, Rank ranks, std::uint64_t seed) { return Shape{0, ranks, seed}.owner(shard, seq); },
+          "shard"_a, "seq"_a, "ranks"_a, "seed"_a);
+    m.def("shard_range", [](std::uint32_t bucket_len, Rank ranks, Rank shard) {
+            const Layout layout{bucket_len, ranks};
+            return std::pair(layout.begin(shard), layout.begin(shard) + layout.length(shard));
+        }, "bucket_len"_a, "ranks"_a, "shard"_a);
+}
+
+void bind_reports(nb::module_& m) {
+    nb::enum_<Status>(m, "Status")
+        .value("COMPLETE", Status::kComplete)
+        .value("DEADLINE", Status::kDeadline)
+        .value("BEHIND", Status::kBehind)
+        .value("LENGTH_MISMATCH", Status::kLengthMismatch)
+        .value("CLOSED", Status::kClosed)
+        .value("SEQ_EXHAUSTED", Status::kSeqExhausted);
+    nb::class_<OpReport>(m, "OpReport")
+        .def_ro("ticket", &OpReport::ticket)
+        .def_ro("status", &OpReport::status)
+        .def_ro("seq", &OpReport::seq)
+        .def_ro("behind_ops", &OpReport::behind_ops)
+        .def_ro("bucket_len", &OpReport::bucket_len)
+        .def_ro("own_shard", &OpReport::own_shard)
+        .def_ro("non_finite", &OpReport::non_finite)
+        .def_ro("contributed", &OpReport::contributed)
+        .def_ro("entered_at", &OpReport::entered_at)
+        .def_ro("scatter_closed_at", &OpReport::scatter_closed_at)
+        .def_ro("finished_at", &OpReport::finished_at)
+        .def_ro("shard_lengths", &OpReport::shard_lengths)
+        .def_ro("scatter_missing", &OpReport::scatter_missing)
+        .def_ro("abstained", &OpReport::abstained)
+        .def_ro("gather_missing", &OpReport::gather_missing)
+        .def_ro("gather_empty", &OpReport::gather_empty)
+        .def_ro("peer_lengths", &OpReport::peer_lengths)
+        .def_ro("peer_voted", &OpReport::peer_voted)
+        .def_ro("sent_packets", &OpReport::sent_packets)
+        .def_ro("sent_bytes", &OpReport::sent_bytes)
+        .def_ro("received_packets", &OpReport::received_packets)
+        .def_ro("received_bytes", &OpReport::received_bytes)
+        .def_ro("trimmed_packets", &OpReport::trimmed_packets)
+        .def("contributions", [](const OpReport& report) {   // by rank, a byte per granule of the own shard
+            const Layout layout{report.bucket_len, static_cast<Rank>(report.contributions.size())};
+            std::vector<nb::bytes> all;
+            for (const auto& set : report.contributions) all.push_back(granule_bytes(set, layout.granules(report.own_shard)));
+            return all;
+        })
+        .def("held", [](const OpReport& report) {   // by shard, a byte per granule
+            const Layout layout{report.bucket_len, static_cast<Rank>(report.held.size())};
+            std::vector<nb::bytes> all;
+            for (Rank shard = 0; shard < report.held.size(); ++shard)
+                all.push_back(granule_bytes(report.held[shard], layout.granules(shard)));
+            return all;
+        });
+    nb::class_<Counters>(m, "Counters")
+        .def_ro("received_packets", &Counters::received_packets)
+        .def_ro("received_bytes", &Counters::received_bytes)
+        .def_ro("sent_packets", &Counters::sent_packets)
+        .def_ro("sent_bytes", &Counters::sent_bytes)
+        .def_ro("feedback_packets", &Counters::feedback_packets)
+        .def_ro("probe_packets", &Counters::probe_packets)
+        .def_ro("late_gather_packets", &Counters::late_gather_packets)
+        .def_ro("late_gather_bytes", &Counters::late_gather_bytes)
+        .def_ro("forfeited_shards", &Counters::forfeited_shards)
+        .def_ro("dropped_history", &Counters::dropped_history)
+        .def_prop_ro("rejected", &rejected);
+    nb::class_<Bounds>(m, "Bounds")
+        .def("__init__", [](Bounds* self, Duration scatter_ns, Duration scatter_cap_ns, Duration deadline_ns) {
+                new (self) Bounds{scatter_ns, scatter_cap_ns, deadline_ns};
+            }, "scatter_ns"_a, "scatter_cap_ns"_a, "deadline_ns"_a);
+}
+
+void bind_udp(nb::module_& m) {
+    nb::class_<SocketCounters>(m, "SocketCounters")
+        .def_ro("send_calls", &SocketCounters::send_calls)
+        .def_ro("receive_calls", &SocketCounters::receive_calls)
+        .def_ro("segmented_sends", &SocketCounters::segmented_sends)
+        .def_ro("coalesced_receives", &SocketCounters::coalesced_receives)
+        .def_ro("blocked_sends", &SocketCounters::blocked_sends)
+        .def_ro("failed_sends", &SocketCounters::failed_sends);
+    nb::class_<LaneStats>(m, "LaneStats")
+        .def_ro("protocol", &LaneStats::protocol)
+        .def_ro("socket", &LaneStats::socket)
+        .def_ro("pool_used_bytes", &LaneStats::pool_used_bytes)
+        .def_ro("heap_bytes", &LaneStats::heap_bytes)
+        .def_ro("rtt_ns", &LaneStats::rtt)
+        .def_ro("next_seq", &LaneStats::next_seq)
+        .def_ro("contributing", &LaneStats::contributing);
+    nb::class_<PeerSettings>(m, "PeerSettings")
+        .def("__init__", [](PeerSettings* self, std::uint32_t window_bytes, std::uint64_t pool_bytes, std::uint32_t packet_granules) {
+                new (self) PeerSettings{window_bytes, pool_bytes, packet_granules};
+            }, "window_bytes"_a, "pool_bytes"_a, "packet_granules"_a);
+    nb::class_<UdpLane>(m, "UdpLane")
+        .def(nb::init<std::uint32_t, std::uint32_t, bool>(), "bind_ipv4"_a, "receive_buffer_bytes"_a, "offload"_a)
+        .def_prop_ro("port", &UdpLane::port)
+        .def_prop_ro("receive_buffer_bytes", &UdpLane::receive_buffer_bytes)
+        .def("start",
+             [](UdpLane& lane, Rank rank, Rank ranks, std::uint64_t seed, std::uint64_t group_tag, Seq window_ops,
+                std::size_t pool_bytes, std::uint32_t window_bytes, const Bounds& bounds,
+                const std::vector<PeerSettings>& peers, const std::vector<std::pair<std::uint32_t, std::uint16_t>>& addresses) {
+                 Settings settings;
+                 settings.shape = {rank, ranks, seed};
+                 settings.group_tag = group_tag;
+                 settings.window_ops = window_ops;
+                 settings.pool_bytes = pool_bytes;
+                 settings.window_bytes = window_bytes;
+                 settings.bounds = bounds;
+                 std::vector<Address> to;
+                 for (const auto& [ipv4, port] : addresses) to.push_back({ipv4, port});
+                 lane.start(settings, peers, std::move(to));
+             },
+             "rank"_a, "ranks"_a, "seed"_a, "group_tag"_a, "window_ops"_a, "pool_bytes"_a, "window_bytes"_a,
+             "bounds"_a, "peers"_a, "addresses"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("submit", [](UdpLane& lane, const Bucket& bucket, const Bounds& bounds) {
+                const auto values = span_of(bucket);
+                const nb::gil_scoped_release release;
+                return lane.submit(values, bounds);
+            }, "bucket"_a, "bounds"_a)
+        .def("wait", [](UdpLane& lane, Ticket ticket, Duration timeout_ns) {
+                std::optional<OpReport> report(std::in_place);
+                const nb::gil_scoped_release release;
+                if (!lane.wait(ticket, timeout_ns, *report)) report.reset();
+                return report;
+            }, "ticket"_a, "timeout_ns"_a)
+        .def("take_reports", [](UdpLane& lane) {
+                const nb::gil_scoped_release release;
+                return lane.take_reports();
+            })
+        .def("resynced", &UdpLane::resynced, nb::call_guard<nb::gil_scoped_release>())
+        .def("close", &UdpLane::close, "linger_ns"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("join", &UdpLane::join, "timeout_ns"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("stats", [](const UdpLane& lane) {
+                const nb::gil_scoped_release release;
+                return lane.stats();
+            })
+        .def("abandon", &UdpLane::abandon);
+}
+
+void bind_simulation(nb::module_& m) {
+    nb::class_<SimSpec>(m, "SimSpec")
+        .def(nb::init<>())
+        .def_rw("ranks", &SimSpec::ranks)
+        .def_rw("seed", &SimSpec::seed)
+        .def_rw("loss", &SimSpec::loss)
+        .def_rw("duplicate", &SimSpec::duplicate)
+        .def_rw("corrupt", &SimSpec::corrupt)
+        .def_rw("trim", &SimSpec::trim)
+        .def_rw("delay_ns", &SimSpec::delay)
+        .def_rw("jitter_ns", &SimSpec::jitter)
+        .def_rw("bytes_per_s", &SimSpec::bytes_per_s)
+        .def_rw("queue_bytes", &SimSpec::queue_bytes)
+        .def_rw("socket_buffer_bytes", &SimSpec::socket_buffer_bytes)
+        .def_rw("packet_granules", &SimSpec::packet_granules)
+        .def_rw("pool_bytes", &SimSpec::pool_bytes)
+        .def_rw("window_ops", &SimSpec::window_ops)
+        .def_rw("first_seq", &SimSpec::first_seq)
+        .def_rw("bounds", &SimSpec::bounds)
+        .def_rw("linger_ns", &SimSpec::linger)
+        .def_rw("compute_ns", &SimSpec::compute)
+        .def_rw("ops_by_rank", &SimSpec::ops_by_rank)
+        .def_rw("resync_before", &SimSpec::resync_before)
+        .def_rw("depth", &SimSpec::depth)
+        .def_rw("record", &SimSpec::record)
+        .def("freeze", [](SimSpec& spec, Rank rank, Time from_ns, std::optional<Time> until_ns) {
+                spec.freezes.push_back({rank, from_ns, until_ns.value_or(kNever)});
+            }, "rank"_a, "from_ns"_a, "until_ns"_a.none())
+        .def("partition", [](SimSpec& spec, Time from_ns, Time until_ns, const std::vector<Rank>& side) {
+                spec.partitions.push_back({from_ns, until_ns, side});
+            }, "from_ns"_a, "until_ns"_a, "side"_a)
+        .def("inject", [](SimSpec& spec, Time at_ns, Rank destination, const nb::bytes& datagram) {
+                const auto bytes = span_of(datagram);
+                spec.injections.push_back({at_ns, destination, {bytes.begin(), bytes.end()}});
+            }, "at_ns"_a, "destination"_a, "datagram"_a);
+    nb::class_<SimResult>(m, "SimResult")
+        .def_ro("reports", &SimResult::reports)
+        .def_ro("counters", &SimResult::counters)
+        .def_ro("closed_at_ns", &SimResult::closed_at)
+        .def_ro("events", &SimResult::events)
+        .def_ro("ended_at_ns", &SimResult::ended_at)
+        .def_prop_ro("fates", [](const SimResult& result) {
+            constexpr const char* kNames[] = {"delivered", "lost", "queue_drop", "socket_drop", "partitioned", "dead_host"};
+            nb::dict fates;
+            for (std::size_t k = 0; k < result.fates.size(); ++k) fates[kNames[k]] = result.fates[k];
+            return fates;
+        })
+        // DATA packets handed to endpoints intact: (at_ns, source, destination, seq, gather, empty, shard, first,
+        // count, payload_bytes, bucket_len)
+        .def_prop_ro("deliveries", [](const SimResult& result) {
+            nb::list lines;
+            for (const SimPacket& p : result.record)
+                if (p.fate == SimFate::kDelivered && !p.damaged)
+                    lines.append(nb::make_tuple(p.at, p.source, p.destination, p.header.seq,
+                                                p.header.stage() == wire::Stage::kGather, p.header.empty(),
+                                                p.header.shard, p.header.first, p.header.count, p.payload_bytes,
+                                                p.header.bucket_len));
+            return lines;
+        });
+    m.def("simulate", [](const SimSpec& spec, const std::vector<std::vector<Bucket>>& buckets) {
+            std::vector<std::vector<std::span<float>>> spans;
+            for (const auto& op : buckets) {
+                auto& row = spans.emplace_back();
+                for (const auto& bucket : op) row.push_back(span_of(bucket));
+            }
+            const nb::gil_scoped_release release;
+            return simulate(spec, spans);
+        }, "spec"_a, "buckets"_a);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    bind_wire(m);
+    bind_reports(m);
+    bind_udp(m);
+    bind_simulation(m);
+}

@@ -1,0 +1,178 @@
+#include "drivers/socket.hpp"
+
+#include <netinet/udp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#ifndef UDP_SEGMENT
+#define UDP_SEGMENT 103
+#endif
+#ifndef UDP_GRO
+#define UDP_GRO 104
+#endif
+
+namespace tailcut {
+namespace {
+
+constexpr std::size_t kMaxSegments = 44;   // one kernel traversal: at most 64 segments and 64 KiB
+constexpr std::size_t kControlBytes = CMSG_SPACE(sizeof(std::uint16_t)) + CMSG_SPACE(sizeof(int));
+
+std::size_t datagram_bytes(const Outgoing& packet) { return wire::kHeaderBytes + packet.payload.size(); }
+
+bool try_option(int descriptor, int level, int name, int value) {
+    return ::setsockopt(descriptor, level, name, &value, sizeof value) == 0;
+}
+
+[[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
+
+}  // namespace
+
+Socket::Socket(std::uint32_t bind_ipv4, std::uint32_t receive_buffer_bytes, bool offload) {
+    descriptor_ = ::socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (descriptor_ < 0) fail("socket");
+    try {
+        if (receive_buffer_bytes > 0) {
+            const int bytes = static_cast<int>(receive_buffer_bytes);
+            if (!try_option(descriptor_, SOL_SOCKET, SO_RCVBUFFORCE, bytes)) try_option(descriptor_, SOL_SOCKET, SO_RCVBUF, bytes);
+            if (!try_option(descriptor_, SOL_SOCKET, SO_SNDBUFFORCE, bytes)) try_option(descriptor_, SOL_SOCKET, SO_SNDBUF, bytes);
+        }
+        int actual = 0;
+        socklen_t size = sizeof actual;
+        if (::getsockopt(descriptor_, SOL_SOCKET, SO_RCVBUF, &actual, &size) != 0) fail("SO_RCVBUF");
+        receive_buffer_bytes_ = static_cast<std::uint32_t>(actual);
+        if (offload) {
+            coalesces_ = try_option(descriptor_, SOL_UDP, UDP_GRO, 1);
+            segments_ = try_option(descriptor_, SOL_UDP, UDP_SEGMENT, 0);
+        }
+        sockaddr_in address{};
+        address.sin_family = AF_INET;
+        address.sin_addr.s_addr = htonl(bind_ipv4);
+        if (::bind(descriptor_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) fail("bind");
+        socklen_t length = sizeof address;
+        if (::getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &length) != 0) fail("getsockname");
+        port_ = ntohs(address.sin_port);
+    } catch (...) {
+        ::close(descriptor_);
+        throw;
+    }
+}
+
+void Socket::close() {
+    if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
+}
+
+std::size_t Socket::receive_batch() {
+    std::array<mmsghdr, kReceiveMessages> messages{};
+    std::array<iovec, kReceiveMessages> vectors;
+    alignas(cmsghdr) std::array<std::array<char, kControlBytes>, kReceiveMessages> controls;
+    for (std::size_t m = 0; m < kReceiveMessages; ++m) {
+        vectors[m] = {buffers_[m].data(), kBufferBytes};
+        messages[m].msg_hdr.msg_iov = &vectors[m];
+        messages[m].msg_hdr.msg_iovlen = 1;
+        if (coalesces_) {
+            messages[m].msg_hdr.msg_control = controls[m].data();
+            messages[m].msg_hdr.msg_controllen = kControlBytes;
+        }
+    }
+    ++counters_.receive_calls;
+    const int got = ::recvmmsg(descriptor_, messages.data(), kReceiveMessages, MSG_DONTWAIT, nullptr);
+    for (int m = 0; m < got; ++m) {
+        lengths_[m] = messages[m].msg_len;
+        segment_bytes_[m] = 0;
+        msghdr& header = messages[m].msg_hdr;
+        for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c))
+            if (c->cmsg_level == SOL_UDP && c->cmsg_type == UDP_GRO) {
+                int segment = 0;
+                std::memcpy(&segment, CMSG_DATA(c), sizeof segment);
+                segment_bytes_[m] = static_cast<std::size_t>(std::max(segment, 0));
+                counters_.coalesced_receives += segment_bytes_[m] < lengths_[m];
+            }
+    }
+    return got > 0 ? static_cast<std::size_t>(got) : 0;
+}
+
+// How many of the first packets can travel as segments of one message: one peer, one size but for the last.
+std::size_t Socket::group(std::span<const Outgoing> packets) const {
+    if (!segments_) return 1;
+    const std::size_t size = datagram_bytes(packets[0]);
+    std::size_t n = 1, total = size;
+    while (n < packets.size() && n < kMaxSegments && packets[n].peer == packets[0].peer) {
+        const std::size_t next = datagram_bytes(packets[n]);
+        if (next > size || total + next > kMaxDatagramBytes) break;
+        ++n;
+        total += next;
+        if (next < size) break;
+    }
+    return n;
+}
+
+std::size_t Socket::send(std::span<const Outgoing> packets, std::span<const Address> addresses) {
+    std::array<wire::HeaderBytes, kBatchPackets> heads;
+    std::array<iovec, 2 * kBatchPackets> vectors;
+    std::array<sockaddr_in, kBatchPackets> names;
+    std::array<mmsghdr, kBatchPackets> messages;
+    std::array<std::size_t, kBatchPackets> ends;   // packets up to and with message m
+    alignas(cmsghdr) std::array<std::array<char, CMSG_SPACE(sizeof(std::uint16_t))>, kBatchPackets> controls;
+
+    std::size_t count = 0;
+    for (std::size_t at = 0; at < packets.size(); ++count) {
+        const std::size_t n = group(packets.subspan(at));
+        mmsghdr& message = messages[count] = {};
+        const Address& to = addresses[packets[at].peer];
+        names[count] = {};
+        names[count].sin_family = AF_INET;
+        names[count].sin_port = htons(to.port);
+        names[count].sin_addr.s_addr = htonl(to.ipv4);
+        message.msg_hdr.msg_name = &names[count];
+        message.msg_hdr.msg_namelen = sizeof(sockaddr_in);
+        message.msg_hdr.msg_iov = &vectors[2 * at];
+        message.msg_hdr.msg_iovlen = 2 * n;
+        for (std::size_t k = at; k < at + n; ++k) {
+            heads[k] = wire::pack(packets[k].header);
+            vectors[2 * k] = {heads[k].data(), heads[k].size()};
+            vectors[2 * k + 1] = {const_cast<std::byte*>(packets[k].payload.data()), packets[k].payload.size()};
+        }
+        if (n > 1) {
+            message.msg_hdr.msg_control = controls[count].data();
+            message.msg_hdr.msg_controllen = controls[count].size();
+            cmsghdr* control = CMSG_FIRSTHDR(&message.msg_hdr);
+            control->cmsg_level = SOL_UDP;
+            control->cmsg_type = UDP_SEGMENT;
+            control->cmsg_len = CMSG_LEN(sizeof(std::uint16_t));
+            const auto segment = static_cast<std::uint16_t>(datagram_bytes(packets[at]));
+            std::memcpy(CMSG_DATA(control), &segment, sizeof segment);
+            ++counters_.segmented_sends;
+        }
+        at += n;
+        ends[count] = at;
+    }
+
+    for (std::size_t sent = 0; sent < count;) {
+        ++counters_.send_calls;
+        const int n = ::sendmmsg(descriptor_, &messages[sent], static_cast<unsigned>(count - sent), MSG_DONTWAIT);
+        if (n > 0) {
+            sent += static_cast<std::size_t>(n);
+            continue;
+        }
+        if (errno == EINTR) continue;
+        const std::size_t done = sent == 0 ? 0 : ends[sent - 1];
+        if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS) {
+            ++counters_.blocked_sends;
+            return done;
+        }
+        if ((errno == EIO || errno == EINVAL) && segments_ && ends[sent] - done > 1) {
+            segments_ = false;   // the path cannot segment after all: the caller sends these again, one by one
+            return done;
+        }
+        counters_.failed_sends += ends[sent] - done;   // no route, filtered, too large: lost on the way
+        ++sent;
+    }
+    return packets.size();
+}
+
+}  // namespace tailcut

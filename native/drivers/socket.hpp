@@ -1,0 +1,82 @@
+// A UDP socket that moves many packets per system call: sendmmsg and recvmmsg, and segmentation offload (GSO,
+// GRO) where the kernel has it. Non-blocking. Knows datagrams and addresses, nothing of the protocol's meaning.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "protocol/op.hpp"
+
+namespace tailcut {
+
+struct Address {
+    std::uint32_t ipv4 = 0;   // host order
+    std::uint16_t port = 0;
+};
+
+struct SocketCounters {
+    std::uint64_t send_calls = 0, receive_calls = 0, segmented_sends = 0, coalesced_receives = 0;
+    std::uint64_t blocked_sends = 0;   // EAGAIN or ENOBUFS: sent later
+    std::uint64_t failed_sends = 0;    // any other error: the datagram is lost
+};
+
+class Socket {
+public:
+    static constexpr std::size_t kMaxDatagramBytes = 65'507;
+    static constexpr std::size_t kBatchPackets = 64;
+
+    // Throws std::system_error when it cannot bind.
+    Socket(std::uint32_t bind_ipv4, std::uint32_t receive_buffer_bytes, bool offload);
+    ~Socket() { close(); }
+    Socket(const Socket&) = delete;
+    Socket& operator=(const Socket&) = delete;
+
+    void close();
+    int descriptor() const { return descriptor_; }
+    std::uint16_t port() const { return port_; }
+    std::uint32_t receive_buffer_bytes() const { return receive_buffer_bytes_; }   // as the kernel reports it
+    bool segments() const { return segments_; }
+    const SocketCounters& counters() const { return counters_; }
+
+    // One recvmmsg. Hands every datagram to `visit` and returns how many messages came.
+    template <typename Visit>
+    std::size_t receive(Visit visit) {
+        const std::size_t messages = receive_batch();
+        for (std::size_t m = 0; m < messages; ++m) {
+            const std::span<const std::byte> all(buffers_[m].data(), lengths_[m]);
+            const std::size_t segment = segment_bytes_[m] ? segment_bytes_[m] : all.size();
+            for (std::size_t at = 0; at < all.size(); at += segment)
+                visit(all.subspan(at, std::min(segment, all.size() - at)));
+        }
+        return messages;
+    }
+
+    // Sends the packets in order and returns how many were dealt with; the rest found the socket full.
+    std::size_t send(std::span<const Outgoing> packets, std::span<const Address> addresses);
+
+private:
+    static constexpr std::size_t kReceiveMessages = 8;
+    static constexpr std::size_t kBufferBytes = 65'536;
+
+    std::size_t receive_batch();
+    std::size_t group(std::span<const Outgoing> packets) const;
+
+    int descriptor_ = -1;
+    std::uint16_t port_ = 0;
+    std::uint32_t receive_buffer_bytes_ = 0;
+    bool segments_ = false, coalesces_ = false;
+    SocketCounters counters_;
+
+    struct alignas(64) Buffer : std::array<std::byte, kBufferBytes> {};
+    std::vector<Buffer> buffers_{kReceiveMessages};
+    std::array<std::size_t, kReceiveMessages> lengths_{}, segment_bytes_{};
+};
+
+}  // namespace tailcut

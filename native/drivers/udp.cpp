@@ -1,0 +1,252 @@
+#include "drivers/udp.hpp"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <system_error>
+#include <utility>
+
+namespace tailcut {
+namespace {
+
+Time clock_now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+constexpr std::size_t kReceiveRoundBytes = 256 * 1024;   // received between two rounds of sending
+
+}  // namespace
+
+UdpLane::UdpLane(std::uint32_t bind_ipv4, std::uint32_t receive_buffer_bytes, bool offload)
+    : process_(::getpid()), socket_(bind_ipv4, receive_buffer_bytes, offload) {
+    wake_descriptor_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (wake_descriptor_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+    batch_.reserve(Socket::kBatchPackets);
+}
+
+UdpLane::~UdpLane() {
+    if (::getpid() != process_) {
+        abandon();
+        return;
+    }
+    close(0);
+    if (engine_ && engine_->joinable()) engine_->join();
+    ::close(wake_descriptor_);
+}
+
+void UdpLane::abandon() {
+    (void)engine_.release();   // its thread exists in the parent only, and may hold the lock for ever here
+    (void)shared_.release();
+    socket_.close();
+    if (wake_descriptor_ >= 0) ::close(std::exchange(wake_descriptor_, -1));
+}
+
+void UdpLane::start(const Settings& settings, const std::vector<PeerSettings>& peers, std::vector<Address> addresses) {
+    endpoint_ = std::make_unique<Endpoint>(settings, peers);
+    addresses_ = std::move(addresses);
+    engine_ = std::make_unique<std::thread>([this] { run(); });
+}
+
+// ---- the callers' side ------------------------------------------------------------------------------------
+
+Ticket UdpLane::submit(std::span<float> bucket, const Bounds& bounds) {
+    bool asleep;
+    Ticket ticket;
+    {
+        const std::lock_guard lock(shared_->mutex);
+        ticket = shared_->next_ticket++;
+        if (shared_->ended || shared_->close_linger >= 0 || !engine_) {
+            OpReport& report = shared_->reports[ticket];
+            report.ticket = ticket;
+            report.status = Status::kClosed;
+            return ticket;
+        }
+        shared_->submissions.push_back({ticket, bucket, bounds});
+        asleep = std::exchange(shared_->asleep, false);
+    }
+    if (asleep) wake();
+    return ticket;
+}
+
+void UdpLane::resynced() {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->resynced = true;   // read with the next submission, which is the first it can matter to
+}
+
+bool UdpLane::wait(Ticket ticket, Duration timeout, OpReport& report) {
+    std::unique_lock lock(shared_->mutex);
+    const auto there = [&] { return shared_->reports.contains(ticket); };
+    if (!shared_->reported.wait_for(lock, std::chrono::nanoseconds(timeout), there)) return false;
+    report = std::move(shared_->reports.extract(ticket).mapped());
+    return true;
+}
+
+std::vector<OpReport> UdpLane::take_reports() {
+    const std::lock_guard lock(shared_->mutex);
+    std::vector<OpReport> taken;
+    for (auto& [ticket, report] : shared_->reports) taken.push_back(std::move(report));
+    shared_->reports.clear();
+    return taken;
+}
+
+void UdpLane::close(Duration linger) {
+    {
+        const std::lock_guard lock(shared_->mutex);
+        Duration& agreed = shared_->close_linger;
+        agreed = agreed < 0 ? linger : std::min(agreed, linger);
+        shared_->close_changed = true;
+        shared_->asleep = false;
+    }
+    wake();
+}
+
+bool UdpLane::join(Duration timeout) {
+    if (!engine_) return true;
+    {
+        std::unique_lock lock(shared_->mutex);
+        if (!shared_->reported.wait_for(lock, std::chrono::nanoseconds(timeout), [&] { return shared_->ended; })) return false;
+    }
+    if (engine_->joinable()) engine_->join();
+    return true;
+}
+
+LaneStats UdpLane::stats() const {
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->stats;
+}
+
+void UdpLane::wake() {
+    const std::uint64_t one = 1;
+    while (::write(wake_descriptor_, &one, sizeof one) < 0 && errno == EINTR) {
+    }
+}
+
+// ---- the engine thread ------------------------------------------------------------------------------------
+
+void UdpLane::run() {
+    ::prctl(PR_SET_TIMERSLACK, 1000UL);   // ns; the default of 50 us would be added to every deadline
+    for (;;) {
+        take_commands();
+        bool busy = receive(kReceiveRoundBytes);
+        if (clock_now() >= endpoint_->next_timer()) {
+            // After a freeze the socket is full of news: read it before concluding that nothing came.
+            receive(socket_.receive_buffer_bytes());
+            endpoint_->advance(clock_now());
+            busy = true;
+        }
+        busy |= send();
+        publish();
+        if (closing_ && (clock_now() >= linger_until_ || (endpoint_->in_flight() == 0 && endpoint_->drained()))) break;
+        if (!busy) sleep();
+    }
+    endpoint_->abort(clock_now());
+    publish();
+    {
+        const std::lock_guard lock(shared_->mutex);
+        shared_->ended = true;
+    }
+    shared_->reported.notify_all();
+}
+
+void UdpLane::take_commands() {
+    std::vector<Submission> submissions;
+    Duration linger;
+    {
+        const std::lock_guard lock(shared_->mutex);
+        if (shared_->submissions.empty() && !shared_->close_changed) return;
+        submissions.swap(shared_->submissions);
+        linger = std::exchange(shared_->close_changed, false) ? shared_->close_linger : -1;
+        if (std::exchange(shared_->resynced, false)) endpoint_->resynced();
+    }
+    const Time now = clock_now();
+    for (const Submission& submission : submissions)
+        endpoint_->submit(now, submission.ticket, submission.bucket, submission.bounds);
+    if (linger < 0) return;
+    if (!closing_) endpoint_->say_goodbye();
+    closing_ = true;
+    linger_until_ = std::min(linger_until_, now + linger);
+}
+
+bool UdpLane::receive(std::size_t most_bytes) {
+    std::size_t bytes = 0;
+    const Time now = clock_now();
+    while (bytes < most_bytes) {
+        const std::size_t messages = socket_.receive([&](std::span<const std::byte> datagram) {
+            bytes += datagram.size();
+            endpoint_->receive(now, datagram);
+        });
+        if (messages == 0) break;
+    }
+    return bytes > 0;
+}
+
+bool UdpLane::send() {
+    const Time now = clock_now();
+    bool any = false;
+    blocked_ = false;
+    while (!blocked_) {
+        batch_.clear();
+        Outgoing out;
+        while (batch_.size() < Socket::kBatchPackets && endpoint_->transmit(now, out)) batch_.push_back(out);
+        if (batch_.empty()) break;
+        const bool segmented = socket_.segments();
+        const std::size_t sent = socket_.send(batch_, addresses_);
+        for (std::size_t k = batch_.size(); k > sent; --k) endpoint_->retract(batch_[k - 1]);
+        any |= sent > 0;
+        blocked_ = sent < batch_.size() && segmented == socket_.segments();
+    }
+    return any;
+}
+
+void UdpLane::publish() {
+    if (endpoint_->reports().empty()) return;
+    {
+        const std::lock_guard lock(shared_->mutex);
+        for (OpReport& report : endpoint_->reports()) {
+            const Ticket ticket = report.ticket;
+            shared_->reports.emplace(ticket, std::move(report));
+        }
+    }
+    endpoint_->reports().clear();
+    shared_->reported.notify_all();
+}
+
+void UdpLane::sleep() {
+    {
+        const std::lock_guard lock(shared_->mutex);
+        if (!shared_->submissions.empty() || shared_->close_changed) return;
+        shared_->asleep = true;
+        shared_->stats.protocol = endpoint_->counters();
+        shared_->stats.socket = socket_.counters();
+        shared_->stats.pool_used_bytes = endpoint_->memory().pool_used_bytes();
+        shared_->stats.heap_bytes = endpoint_->memory().heap_used_bytes() + endpoint_->memory().heap_kept_bytes();
+        shared_->stats.next_seq = endpoint_->next_seq();
+        shared_->stats.contributing = endpoint_->contributing();
+        shared_->stats.rtt.resize(addresses_.size());
+        for (Rank rank = 0; rank < addresses_.size(); ++rank) shared_->stats.rtt[rank] = endpoint_->peer(rank).rtt();
+    }
+    pollfd waits[2] = {{socket_.descriptor(), static_cast<short>(POLLIN | (blocked_ ? POLLOUT : 0)), 0},
+                       {wake_descriptor_, POLLIN, 0}};
+    const Time until = std::min(endpoint_->next_timer(), linger_until_);
+    timespec left{3600, 0};
+    if (until != kNever) {
+        const Duration wait = std::max<Duration>(0, until - clock_now());
+        left = {wait / 1'000'000'000, wait % 1'000'000'000};
+    }
+    ::ppoll(waits, 2, &left, nullptr);
+    const std::lock_guard lock(shared_->mutex);
+    shared_->asleep = false;
+    if (waits[1].revents & POLLIN) {
+        std::uint64_t count;
+        while (::read(wake_descriptor_, &count, sizeof count) < 0 && errno == EINTR) {
+        }
+    }
+}
+
+}  // namespace tailcut

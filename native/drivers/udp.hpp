@@ -1,0 +1,100 @@
+// One lane: a socket, an endpoint and the engine thread that runs the one with the other. The only place with
+// threads. Callers hand over ops and wait for reports; everything else happens on the engine thread.
+#pragma once
+
+#include <sys/types.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "drivers/socket.hpp"
+#include "protocol/endpoint.hpp"
+
+namespace tailcut {
+
+struct LaneStats {
+    Counters protocol;
+    SocketCounters socket;
+    std::uint64_t pool_used_bytes = 0, heap_bytes = 0;
+    std::vector<Duration> rtt;   // by rank
+    Seq next_seq = 0;
+    bool contributing = true;
+};
+
+class UdpLane {
+public:
+    // Binds at once, so that the port can be published before the peers are known.
+    UdpLane(std::uint32_t bind_ipv4, std::uint32_t receive_buffer_bytes, bool offload);
+    ~UdpLane();   // aborts what is in flight
+
+    std::uint16_t port() const { return socket_.port(); }
+    std::uint32_t receive_buffer_bytes() const { return socket_.receive_buffer_bytes(); }
+
+    void start(const Settings& settings, const std::vector<PeerSettings>& peers, std::vector<Address> addresses);
+
+    // The bucket must stay valid until its report has been taken.
+    Ticket submit(std::span<float> bucket, const Bounds& bounds);
+    void resynced();
+    // Blocks for at most `timeout`. Each report is taken once.
+    bool wait(Ticket ticket, Duration timeout, OpReport& report);
+    std::vector<OpReport> take_reports();
+
+    // Say goodbye, serve for at most `linger`, end. Returns at once; a second call can shorten the linger.
+    void close(Duration linger);
+    // Blocks for at most `timeout`, until the engine thread has ended.
+    bool join(Duration timeout);
+    LaneStats stats() const;
+
+    // In a forked child: the engine thread is not there. Drop the descriptors, touch nothing else.
+    void abandon();
+
+private:
+    struct Submission {
+        Ticket ticket;
+        std::span<float> bucket;
+        Bounds bounds;
+    };
+
+    void run();
+    void take_commands();
+    bool receive(std::size_t most_bytes);
+    bool send();
+    void publish();
+    void sleep();
+    void wake();
+
+    const pid_t process_;
+    Socket socket_;
+    int wake_descriptor_ = -1;
+
+    // the engine thread's own
+    std::unique_ptr<Endpoint> endpoint_;
+    std::vector<Address> addresses_;
+    std::vector<Outgoing> batch_;
+    bool blocked_ = false;   // the socket is full
+    bool closing_ = false;
+    Time linger_until_ = kNever;
+
+    struct Shared {
+        std::mutex mutex;   // guards all of it
+        std::condition_variable reported;
+        std::vector<Submission> submissions;
+        std::unordered_map<Ticket, OpReport> reports;
+        LaneStats stats;
+        Ticket next_ticket = 1;
+        Duration close_linger = -1;   // < 0: stay open
+        bool close_changed = false, resynced = false, asleep = false, ended = false;
+    };
+    std::unique_ptr<Shared> shared_ = std::make_unique<Shared>();
+
+    std::unique_ptr<std::thread> engine_;
+};
+
+}  // namespace tailcut

@@ -1,0 +1,122 @@
+// All ops of one rank. Sans-IO: it is told the time and handed datagrams, and gives back datagrams, its next
+// timer and the reports of ended ops. It checks everything that comes from the network (rule 11).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "protocol/ballot.hpp"
+#include "protocol/memory.hpp"
+#include "protocol/op.hpp"
+#include "protocol/peer.hpp"
+#include "protocol/report.hpp"
+#include "protocol/types.hpp"
+#include "wire/header.hpp"
+
+namespace tailcut {
+
+struct Settings {
+    Shape shape;
+    std::uint64_t group_tag = 0;
+    Seq window_ops = 64;                 // W of rule 3
+    std::size_t pool_bytes = 0;
+    std::uint32_t window_bytes = 0;      // each sender's share of our socket buffer
+    Bounds bounds;                       // of ops that this rank has not entered
+    Seq first_seq = 0;
+    bool record_fates = false;
+};
+
+struct Counters {
+    std::uint64_t received_packets = 0, received_bytes = 0;
+    std::uint64_t sent_packets = 0, sent_bytes = 0;
+    std::uint64_t feedback_packets = 0, probe_packets = 0;
+    std::uint64_t late_gather_packets = 0, late_gather_bytes = 0;   // rule 9: kept out of the result
+    std::uint64_t forfeited_shards = 0;   // owned shards given up because the pool was full
+    std::uint64_t dropped_history = 0;    // means given up before every peer had them
+    std::array<std::uint64_t, wire::kRejectReasons> rejected{};
+};
+
+class Endpoint {
+public:
+    // `peers` by rank; the own entry is not used.
+    Endpoint(const Settings& settings, const std::vector<PeerSettings>& peers);
+
+    // The local rank enters its next op. The bucket must stay valid until the report of `ticket`.
+    void submit(Time now, Ticket ticket, std::span<float> bucket, const Bounds& bounds);
+    void resynced() { contributing_ = true; }   // the state was copied from a peer: contribute again
+    void abort(Time now);                       // end the ops in flight
+    void say_goodbye();                         // enter no more ops, go on serving
+    bool drained() const;                       // nothing left to serve, and every peer has said goodbye
+
+    void receive(Time now, std::span<const std::byte> datagram);
+    bool transmit(Time now, Outgoing& out);
+    void retract(const Outgoing& out);          // not sent after all; newest first
+    Time next_timer() const;
+    void advance(Time now);
+
+    std::vector<OpReport>& reports() { return reports_; }   // of ended ops; the driver takes them
+    const Counters& counters() const { return counters_; }
+    const Memory& memory() const { return memory_; }
+    const Peer& peer(Rank rank) const { return peers_[rank]; }
+    Seq next_seq() const { return next_seq_; }
+    bool contributing() const { return contributing_; }
+    std::size_t in_flight() const { return in_flight_; }
+
+private:
+    struct Slot {
+        Ballot ballot;
+        std::vector<std::unique_ptr<Op>> variants;   // one for each length stated
+    };
+    using Slots = std::map<Seq, Slot>;
+
+    void reject(wire::Reject reason) { ++counters_.rejected[static_cast<std::size_t>(reason)]; }
+    void on_feedback(Time now, const wire::Header& header);
+    void on_goodbye(Time now, const wire::Header& header);
+    void on_data(Time now, const wire::Header& header, std::span<const std::byte> payload);
+    std::optional<wire::Reject> deliver(Time now, Slot& slot, Op& op, const wire::Header& header,
+                                        std::span<const std::byte> payload);
+    std::optional<wire::Reject> check_shape(const wire::Header& header, std::size_t payload_bytes) const;
+
+    Slot& slot_of(Seq seq);
+    Op* variant(Seq seq, Slot& slot, std::uint32_t bucket_len);
+    void own(Time now, Slot& slot, Op& op, Block memory);
+    Block room(std::size_t floats, wire::Stage stage, const Op& wanting, Time now);
+    void cast_vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_len);
+    void settle(Time now, Slot& slot, Op& op);
+    void finish(Time now, Slot& slot, Op& op, Status status);
+    void note_entered(Time now, Rank rank, Seq entered);
+    Seq group_seq() const;
+    void jump(Time now);
+    void retire();
+    bool retired(Seq seq, const Op& op) const;
+
+    bool next_for(Time now, Rank rank, Outgoing& out);
+    bool next_data(Time now, Rank rank, Outgoing& out);
+    bool has_room_for(const Peer& peer, Seq seq) const;
+    void say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoing& out);
+    void mark_ready(Rank rank);
+    void mark_all_ready();
+
+    const Settings settings_;
+    Memory memory_;   // before the ops, whose blocks return to it
+    std::vector<Peer> peers_;
+    Slots slots_;
+    std::vector<std::uint64_t> recent_bytes_;   // by seq modulo its size: bucket bytes of recent ops
+    Bounds bounds_;
+    Seq next_seq_;
+    std::size_t in_flight_ = 0;   // ops entered and not finished
+    bool contributing_ = true, closing_ = false;
+    std::deque<Rank> ready_;
+    std::uint32_t burst_granules_ = 0;   // sent in a row to the peer at the front of ready_
+    Time next_probe_ = kNever;   // no probe is due before
+    std::vector<OpReport> reports_;
+    Counters counters_;
+};
+
+}  // namespace tailcut

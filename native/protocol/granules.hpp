@@ -1,0 +1,63 @@
+// A set of granules, with operations on runs [first, last).
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+namespace tailcut {
+
+class GranuleSet {
+public:
+    GranuleSet() = default;
+    explicit GranuleSet(std::uint32_t size) : words_((size + 63) / 64) {}
+
+    void set(std::uint32_t first, std::uint32_t last) {
+        each_word(first, last, [&](std::uint32_t w, std::uint64_t mask) {
+            words_[w] |= mask;
+            return true;
+        });
+    }
+    bool any(std::uint32_t first, std::uint32_t last) const {
+        return !each_word(first, last, [&](std::uint32_t w, std::uint64_t mask) { return !(words_[w] & mask); });
+    }
+    bool all(std::uint32_t first, std::uint32_t last) const {
+        return each_word(first, last, [&](std::uint32_t w, std::uint64_t mask) { return (words_[w] & mask) == mask; });
+    }
+    std::uint32_t count(std::uint32_t first, std::uint32_t last) const {
+        std::uint32_t n = 0;
+        each_word(first, last, [&](std::uint32_t w, std::uint64_t mask) {
+            n += static_cast<std::uint32_t>(std::popcount(words_[w] & mask));
+            return true;
+        });
+        return n;
+    }
+    bool test(std::uint32_t g) const { return words_[g / 64] >> (g % 64) & 1; }
+
+    // The end of the run of granules, from `first`, that are all in or all out as `first` is.
+    std::uint32_t run_end(std::uint32_t first, std::uint32_t last) const {
+        const std::uint64_t same = test(first) ? ~std::uint64_t{0} : 0;
+        for (std::uint32_t at = first; at < last; at += 64 - at % 64)
+            if (const std::uint64_t other = (words_[at / 64] ^ same) >> (at % 64))
+                return std::min(last, at + static_cast<std::uint32_t>(std::countr_zero(other)));
+        return last;
+    }
+
+private:
+    template <typename Visit>
+    static bool each_word(std::uint32_t first, std::uint32_t last, Visit visit) {
+        for (std::uint32_t at = first; at < last;) {
+            const std::uint32_t in_word = at % 64;
+            const std::uint32_t n = std::min(64 - in_word, last - at);
+            const std::uint64_t mask = (n == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << n) - 1) << in_word;
+            if (!visit(at / 64, mask)) return false;
+            at += n;
+        }
+        return true;
+    }
+
+    std::vector<std::uint64_t> words_;
+};
+
+}  // namespace tailcut

@@ -1,0 +1,105 @@
+// One AllReduce at one rank: contributions going out, the owned shard, means coming in, and the report.
+// Told the time, handed parsed packets, asked for packets to send. No clock, no socket, no thread.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "protocol/owned_shard.hpp"
+#include "protocol/report.hpp"
+#include "protocol/types.hpp"
+#include "wire/header.hpp"
+
+namespace tailcut {
+
+// A packet on its way out. The payload points into the bucket or into the op's memory: it is valid until the
+// endpoint is handed anything, a datagram, an op or the time.
+struct Outgoing {
+    Rank peer = 0;
+    wire::Header header;
+    std::span<const std::byte> payload;
+    RunCursor rewind;   // where the peer's cursor stood, for Op::retract
+};
+
+class Op {
+public:
+    Op(const Shape& shape, Seq seq, std::uint32_t bucket_len);
+
+    Seq seq() const { return seq_; }
+    const Layout& layout() const { return layout_; }
+    Rank own_shard() const { return shape_.shard_of(shape_.self, seq_); }
+    bool entered() const { return entered_; }
+    bool finished() const { return finished_; }
+    bool owns() const { return owned_.has_value(); }
+    bool holds() const { return !answered_.empty(); }
+
+    // Memory comes when it is first needed: for an op not entered yet, from the pool.
+    void own(Block memory);    // OwnedShard::floats()
+    void hold(Block memory);   // bucket_len floats
+
+    // The local rank. Needs own(); takes what has already arrived over into the bucket.
+    void enter(Time now, Ticket ticket, std::span<float> bucket, const Bounds& bounds, bool contributing);
+
+    // Packets that passed the endpoint's checks. scatter() needs own(), gather() needs hold() or an entry.
+    std::optional<wire::Reject> scatter(Time now, const wire::Header& header, std::span<const std::byte> payload,
+                                        Time source_entered_at);
+    std::optional<wire::Reject> gather(const wire::Header& header, std::span<const std::byte> payload);
+    void abstain(Rank rank, Time now);   // the rank will contribute nothing more
+    void forsake(Rank owner);            // after the entry: the owner will send nothing more, as if all were EMPTY
+    void forfeit(Time now);              // before the entry: give up the owned shard's memory, all of it is EMPTY
+
+    std::uint32_t own_final() const { return owned_ ? owned_->final_granules() : 0; }
+    bool complete() const { return entered_ && !finished_ && answered_count_ + own_final() == total_granules_; }
+    Time close_at(const Bounds& bounds) const { return owned_ ? owned_->close_at(bounds) : kNever; }
+    void close(Time now) { owned_->close(now); }
+    Time deadline() const { return entered_ && !finished_ ? deadline_ : kNever; }
+
+    // Ends the op for the caller: what did not come is zero. The bucket is not touched afterwards.
+    OpReport finish(Time now, Status status, bool record_fates);
+
+    // The next packet for the peer, of at most `max_granules`: means first, then contributions.
+    bool next_packet(Time now, Rank peer, std::uint32_t max_granules, Outgoing& out);
+    void retract(const Outgoing& out);
+    bool pending(Rank peer) const;
+    bool served(Rank peer) const { return !owned_ || owned_->served(peer); }
+    bool closed() const { return !owned_ || owned_->closed(); }
+    bool compacted() const { return !owned_ || owned_->compacted(); }
+    void compact(Block smaller) { owned_->compact(std::move(smaller)); }
+
+    void count_received(std::size_t bytes) { ++report_.received_packets, report_.received_bytes += bytes; }
+    void count_sent(std::size_t bytes) { ++report_.sent_packets, report_.sent_bytes += bytes; }
+
+private:
+    bool next_mean(Rank peer, std::uint32_t max_granules, Outgoing& out);
+    bool next_contribution(Rank peer, std::uint32_t max_granules, Outgoing& out);
+    void take_over_held();
+    void zero_what_is_missing();
+    void scan_unsent();
+    bool non_finite() const { return non_finite_ || (owned_ && owned_->non_finite()); }
+
+    const Shape shape_;
+    const Seq seq_;
+    const Layout layout_;
+    std::uint32_t total_granules_ = 0;
+
+    // the local rank
+    bool entered_ = false, contributing_ = false, finished_ = false;
+    std::span<float> bucket_;
+    Time entered_at_ = 0, deadline_ = kNever;
+    std::vector<std::uint32_t> sent_;   // by peer: granules of its shard that are sent
+
+    std::optional<OwnedShard> owned_;
+
+    // means coming in, except for the own shard
+    Block result_;                          // before the entry
+    std::vector<GranuleSet> answered_;      // by shard: granules that came, with a mean or EMPTY
+    std::vector<GranuleSet> held_;          // by shard: granules that came with a mean
+    std::uint32_t answered_count_ = 0;
+
+    bool non_finite_ = false;
+    OpReport report_;
+};
+
+}  // namespace tailcut

@@ -1,0 +1,161 @@
+#include "protocol/owned_shard.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "codec/raw.hpp"
+
+namespace tailcut {
+
+OwnedShard::OwnedShard(const Shape& shape, const Layout& layout, Rank shard, Block memory)
+    : shape_(shape),
+      layout_(layout),
+      shard_(shard),
+      granules_(layout.granules(shard)),
+      memory_(std::move(memory)),
+      mean_(memory_ ? memory_.data() + layout.shard_stride() * (layout.ranks - 1u) : nullptr),
+      arrived_(shape.ranks, GranuleSet(granules_)),
+      settled_(granules_),
+      final_(granules_),
+      abstains_(shape.ranks),
+      entry_known_(shape.ranks),
+      cursors_(shape.ranks) {
+    sources_.reserve(shape.ranks);
+}
+
+float* OwnedShard::slot(Rank rank) const {
+    return memory_.data() + layout_.shard_stride() * (rank < shape_.self ? rank : rank - 1u);
+}
+
+void OwnedShard::enter(Time now, const float* own, float* copy) {
+    if (closed()) return;
+    own_ = own;
+    copy_ = copy;
+    note_entry(shape_.self, now);
+    if (!own) return abstain(shape_.self, now);
+    arrived_[shape_.self].set(0, granules_);
+    for (auto& settled : settled_) ++settled;
+    finalize_complete(0, granules_, now);
+}
+
+void OwnedShard::abstain(Rank rank, Time now) {
+    if (closed() || abstains_[rank]) return;
+    abstains_[rank] = true;
+    uneven_ |= arrived_[rank].any(0, granules_);
+    for (std::uint32_t g = 0; g < granules_; ++g) settled_[g] += !arrived_[rank].test(g);
+    finalize_complete(0, granules_, now);
+}
+
+std::optional<wire::Reject> OwnedShard::contribute(Rank from, std::uint32_t first, std::uint32_t last,
+                                                   std::span<const std::byte> payload, Time now) {
+    if (closed() || abstains_[from]) return wire::Reject::kLate;
+    if (arrived_[from].any(first, last)) return wire::Reject::kDuplicate;
+    arrived_[from].set(first, last);
+    bool complete = true;
+    for (std::uint32_t g = first; g < last; ++g) complete &= ++settled_[g] == shape_.ranks;
+
+    const bool aligned = reinterpret_cast<std::uintptr_t>(payload.data()) % alignof(float) == 0;
+    if (complete && aligned && !uneven_) {   // the last one to come is reduced straight from the receive buffer
+        finalize(first, last, from, reinterpret_cast<const float*>(payload.data()));
+        if (closed()) closed_at_ = now;
+        return std::nullopt;
+    }
+    std::memcpy(slot(from) + first * kGranule, payload.data(), payload.size());
+    finalize_complete(first, last, now);
+    return std::nullopt;
+}
+
+void OwnedShard::note_entry(Rank rank, Time entered_at) {
+    if (entry_known_[rank]) return;
+    entry_known_[rank] = true;
+    entries_.insert(std::upper_bound(entries_.begin(), entries_.end(), entered_at), entered_at);
+}
+
+// Rule 1: the clock is started by the majority, because one started by the fastest rank would throw the others
+// away; the first arrival only caps it.
+Time OwnedShard::close_at(const Bounds& bounds) const {
+    if (closed() || entries_.empty()) return kNever;
+    const std::size_t majority = (shape_.ranks + 1u) / 2u;
+    const Time cap = entries_.front() + bounds.scatter_cap;
+    return entries_.size() < majority ? cap : std::min(cap, entries_[majority - 1] + bounds.scatter);
+}
+
+// Close by the clock: every granule becomes final with whoever delivered it.
+void OwnedShard::close(Time now) {
+    if (closed()) return;
+    for (auto& settled : settled_) settled = shape_.ranks;
+    finalize_complete(0, granules_, now);
+}
+
+// Make the settled granules of [first, last) final. Runs are cut where the set of contributors changes.
+void OwnedShard::finalize_complete(std::uint32_t first, std::uint32_t last, Time now) {
+    while (first < last) {
+        std::uint32_t end = final_.run_end(first, last);
+        if (!final_.test(first) && settled_[first] == shape_.ranks) {
+            end = static_cast<std::uint32_t>(
+                std::find_if(settled_.begin() + first, settled_.begin() + end,
+                             [&](std::uint16_t settled) { return settled != shape_.ranks; }) -
+                settled_.begin());
+            for (const auto& arrived : arrived_) end = arrived.run_end(first, end);
+            finalize(first, end, shape_.self, own_ ? own_ + first * kGranule : nullptr);
+        } else if (!final_.test(first)) {
+            end = first + 1;
+        }
+        first = end;
+    }
+    if (closed()) closed_at_ = now;
+}
+
+// Reduce [first, last), whose granules all have the same contributors. `direct` points at the run itself in the
+// contribution of `direct_rank`, which is not in its slot.
+void OwnedShard::finalize(std::uint32_t first, std::uint32_t last, Rank direct_rank, const float* direct) {
+    const std::uint32_t at = first * kGranule;
+    sources_.clear();
+    for (Rank rank = 0; rank < shape_.ranks; ++rank) {
+        if (!arrived_[rank].test(first)) continue;
+        if (rank == direct_rank)
+            sources_.push_back(direct);
+        else
+            sources_.push_back(rank == shape_.self ? own_ + at : slot(rank) + at);
+    }
+    const std::uint32_t coords = layout_.coords(shard_, first, last);
+    const bool empty = sources_.empty() || coords == 0;
+    if (!empty) non_finite_ |= codec::mean_in_order(sources_, coords, mean_ + at, copy_ ? copy_ + at : nullptr);
+    final_.set(first, last);
+    final_granules_ += last - first;
+    append({first, last, empty});
+}
+
+void OwnedShard::append(Run run) {
+    if (!runs_.empty() && runs_.back().last == run.first && runs_.back().empty == run.empty)
+        runs_.back().last = run.last;
+    else
+        runs_.push_back(run);
+}
+
+std::optional<Run> OwnedShard::pending(Rank peer) const {
+    const RunCursor at = cursors_[peer];
+    if (at.run >= runs_.size()) return std::nullopt;
+    Run run = runs_[at.run];
+    run.first += at.granule;
+    if (run.first < run.last) return run;
+    if (at.run + 1 < runs_.size()) return runs_[at.run + 1];
+    return std::nullopt;
+}
+
+void OwnedShard::advance(Rank peer, std::uint32_t granules) {
+    RunCursor& at = cursors_[peer];
+    const Run& run = runs_[at.run];
+    if (run.first + at.granule == run.last) at = {at.run + 1, 0};
+    at.granule += granules;
+}
+
+void OwnedShard::rewind(Rank peer, RunCursor to) { cursors_[peer] = to; }
+
+void OwnedShard::compact(Block smaller) {
+    std::memcpy(smaller.data(), mean_, layout_.length(shard_) * sizeof(float));
+    memory_ = std::move(smaller);
+    mean_ = memory_.data();
+}
+
+}  // namespace tailcut

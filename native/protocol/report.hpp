@@ -1,0 +1,54 @@
+// What one op tells its caller: plain values, complete when the op ends.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "protocol/granules.hpp"
+#include "protocol/types.hpp"
+
+namespace tailcut {
+
+enum class Status : std::uint8_t {
+    kComplete,         // every granule of the mean was answered
+    kDeadline,         // the deadline ended it: what is missing is zero and named below
+    kBehind,           // more than the window behind the group: nothing was reduced, seq has jumped
+    kLengthMismatch,   // the ranks do not agree on the bucket's length, and this rank is not the majority
+    kClosed,           // the group was closed under it
+    kSeqExhausted,     // seq would wrap
+};
+
+struct OpReport {
+    Ticket ticket = 0;
+    Status status = Status::kComplete;
+    Seq seq = 0;
+    Seq behind_ops = 0;
+    std::uint32_t bucket_len = 0;
+    Rank own_shard = 0;
+    bool non_finite = false;
+    bool contributed = true;
+    Time entered_at = 0;
+    Time scatter_closed_at = 0;   // when this rank closed SCATTER of its own shard
+    Time finished_at = 0;
+
+    std::vector<std::uint32_t> shard_lengths;   // by owner: the coordinates of its shard in this op
+
+    // SCATTER, at this rank as owner: coordinates of its shard that each rank's contribution lacked.
+    std::vector<std::uint32_t> scatter_missing;
+    std::vector<Rank> abstained;   // ranks that said they contribute nothing
+    // GATHER, at this rank as receiver: coordinates of each owner's shard that did not come, or came EMPTY.
+    std::vector<std::uint32_t> gather_missing;
+    std::vector<std::uint32_t> gather_empty;
+    std::vector<std::uint32_t> peer_lengths;   // kLengthMismatch: the length each rank stated, own included
+    std::vector<bool> peer_voted;
+
+    std::uint64_t sent_packets = 0, sent_bytes = 0;
+    std::uint64_t received_packets = 0, received_bytes = 0;
+    std::uint64_t trimmed_packets = 0;
+
+    // With Settings::record_fates: which granules arrived.
+    std::vector<GranuleSet> contributions;   // by rank, over the own shard
+    std::vector<GranuleSet> held;            // by shard, with a mean
+};
+
+}  // namespace tailcut

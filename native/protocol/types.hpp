@@ -1,0 +1,67 @@
+// The words that every part of the protocol shares: time, ranks, the group's shape, the layout of a bucket.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+namespace tailcut {
+
+using Time = std::int64_t;       // nanoseconds of whatever clock the driver uses
+using Duration = std::int64_t;   // nanoseconds
+using Rank = std::uint16_t;
+using Seq = std::uint32_t;
+using Ticket = std::uint64_t;    // names one submitted op towards the caller
+
+inline constexpr Time kNever = std::numeric_limits<Time>::max();
+inline constexpr std::uint32_t kGranule = 64;   // coordinates; arrival is kept per granule
+inline constexpr Duration kMicrosecond = 1'000;
+inline constexpr Duration kMillisecond = 1'000'000;
+
+// A counter-based generator (splitmix64): randomness with an address.
+constexpr std::uint64_t mix(std::uint64_t x) {
+    x += 0x9E3779B97F4A7C15;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+    return x ^ (x >> 31);
+}
+
+struct Shape {
+    Rank self = 0;
+    Rank ranks = 1;
+    std::uint64_t seed = 0;
+
+    // Rule 7: hashed, because plain rotation sticks when `ranks` divides the buckets of a step.
+    Rank rotation(Seq seq) const { return static_cast<Rank>(mix(mix(seed) ^ seq) % ranks); }
+    Rank owner(Rank shard, Seq seq) const { return static_cast<Rank>((shard + rotation(seq)) % ranks); }
+    Rank shard_of(Rank owner, Seq seq) const { return static_cast<Rank>((owner + ranks - rotation(seq)) % ranks); }
+};
+
+// A bucket is cut into one shard per rank, of equal length up to a granule. Every shard has at least one
+// granule, so that a shard without coordinates is announced, delivered and answered like any other.
+struct Layout {
+    std::uint32_t bucket_len = 0;
+    Rank ranks = 1;
+
+    std::uint64_t shard_stride() const {
+        const std::uint64_t share = (std::uint64_t{bucket_len} + ranks - 1) / ranks;
+        return (share + kGranule - 1) / kGranule * kGranule;
+    }
+    std::uint64_t begin(Rank shard) const { return std::min<std::uint64_t>(shard * shard_stride(), bucket_len); }
+    std::uint32_t length(Rank shard) const {
+        return static_cast<std::uint32_t>(std::min<std::uint64_t>(shard_stride(), bucket_len - begin(shard)));
+    }
+    std::uint32_t granules(Rank shard) const { return std::max(1u, (length(shard) + kGranule - 1) / kGranule); }
+    std::uint32_t granule_stride() const {
+        return std::max(1u, static_cast<std::uint32_t>(shard_stride() / kGranule));
+    }
+    // Coordinates of the granules [first, last) of a shard.
+    std::uint32_t coords(Rank shard, std::uint32_t first, std::uint32_t last) const {
+        const std::uint32_t len = length(shard);
+        return std::min(len, last * kGranule) - std::min(len, first * kGranule);
+    }
+    std::uint64_t bytes() const { return std::uint64_t{bucket_len} * sizeof(float); }
+};
+
+}  // namespace tailcut

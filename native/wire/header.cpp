@@ -1,0 +1,116 @@
+#include "wire/header.hpp"
+
+#include <bit>
+#include <cstring>
+
+namespace tailcut::wire {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "wire version 1 is little-endian");
+
+// Byte offsets (docs/wire-format.md, table 1).
+enum Offset : std::size_t {
+    kAtMagic = 0,
+    kAtVersion = 1,
+    kAtType = 2,
+    kAtFlags = 3,
+    kAtGroupTag = 4,
+    kAtSource = 12,
+    kAtShard = 14,
+    kAtSeq = 16,
+    kAtBucketLen = 20,
+    kAtFirst = 24,   // DATA; FEEDBACK carries echo_us here
+    kAtCount = 28,
+    kAtCodec = 30,   // codec << 5 | planes
+    kAtIncast = 31,
+    kAtStamp = 32,
+    kAtEntry = 36,
+    kAtScale = 40,
+    kAtGainFull = 44,
+    kAtGainOne = 46,
+};
+
+template <typename T>
+void put(HeaderBytes& bytes, Offset at, T value) {
+    std::memcpy(bytes.data() + at, &value, sizeof(T));
+}
+
+template <typename T>
+T get(std::span<const std::byte> bytes, Offset at) {
+    T value;
+    std::memcpy(&value, bytes.data() + at, sizeof(T));
+    return value;
+}
+
+}  // namespace
+
+const char* name(Reject reason) {
+    constexpr const char* kNames[] = {"short",     "version", "type", "group", "source", "seq", "shape", "owner",
+                                      "duplicate", "late",    "pool", "length"};
+    static_assert(std::size(kNames) == kRejectReasons);
+    return kNames[static_cast<std::size_t>(reason)];
+}
+
+HeaderBytes pack(const Header& header) {
+    HeaderBytes bytes{};
+    put(bytes, kAtMagic, kMagic);
+    put(bytes, kAtVersion, kVersion);
+    put(bytes, kAtType, static_cast<std::uint8_t>(header.type));
+    put(bytes, kAtFlags, header.flags);
+    put(bytes, kAtGroupTag, header.group_tag);
+    put(bytes, kAtSource, header.source);
+    put(bytes, kAtShard, header.shard);
+    put(bytes, kAtSeq, header.seq);
+    put(bytes, kAtBucketLen, header.bucket_len);
+    put(bytes, kAtFirst, header.type == Type::kData ? header.first : header.echo_us);
+    put(bytes, kAtCount, header.count);
+    put(bytes, kAtCodec, static_cast<std::uint8_t>(static_cast<unsigned>(header.codec) << 5 | header.planes));
+    put(bytes, kAtIncast, header.incast);
+    put(bytes, kAtStamp, header.stamp_us);
+    put(bytes, kAtEntry, header.entry_us);
+    put(bytes, kAtScale, header.scale);
+    put(bytes, kAtGainFull, header.gain_full);
+    put(bytes, kAtGainOne, header.gain_one);
+    return bytes;
+}
+
+Parsed parse(std::span<const std::byte> datagram) {
+    Parsed parsed;
+    if (datagram.size() < kHeaderBytes) return parsed;
+    auto refuse = [&](Reject reason) {
+        parsed.reason = reason;
+        return parsed;
+    };
+    if (get<std::uint8_t>(datagram, kAtMagic) != kMagic || get<std::uint8_t>(datagram, kAtVersion) != kVersion)
+        return refuse(Reject::kVersion);
+    Header& header = parsed.header;
+    const auto type = get<std::uint8_t>(datagram, kAtType);
+    header.flags = get<std::uint8_t>(datagram, kAtFlags);
+    const auto codec = get<std::uint8_t>(datagram, kAtCodec);
+    if (type < static_cast<std::uint8_t>(Type::kData) || type > static_cast<std::uint8_t>(Type::kGoodbye) ||
+        (header.flags & ~kKnownFlags) || codec >> 5 != static_cast<std::uint8_t>(Codec::kRaw) || (codec & 31) != 0)
+        return refuse(Reject::kType);
+    header.type = static_cast<Type>(type);
+    header.group_tag = get<std::uint64_t>(datagram, kAtGroupTag);
+    header.source = get<std::uint16_t>(datagram, kAtSource);
+    header.shard = get<std::uint16_t>(datagram, kAtShard);
+    header.seq = get<std::uint32_t>(datagram, kAtSeq);
+    header.bucket_len = get<std::uint32_t>(datagram, kAtBucketLen);
+    (header.type == Type::kData ? header.first : header.echo_us) = get<std::uint32_t>(datagram, kAtFirst);
+    header.count = get<std::uint16_t>(datagram, kAtCount);
+    header.incast = get<std::uint8_t>(datagram, kAtIncast);
+    header.stamp_us = get<std::uint32_t>(datagram, kAtStamp);
+    header.entry_us = get<std::uint32_t>(datagram, kAtEntry);
+    header.scale = get<float>(datagram, kAtScale);
+    header.gain_full = get<std::uint16_t>(datagram, kAtGainFull);
+    header.gain_one = get<std::uint16_t>(datagram, kAtGainOne);
+    parsed.ok = true;
+    return parsed;
+}
+
+std::size_t stated_payload_bytes(const Header& header) {
+    if (header.type != Type::kData || header.empty()) return 0;
+    return std::size_t{header.count} * sizeof(float);
+}
+
+}  // namespace tailcut::wire

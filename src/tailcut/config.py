@@ -1,0 +1,103 @@
+"""The configuration of a group: frozen, keyword-only, validated once.
+
+Each field comes from the argument, else from ``TAILCUT_<FIELD>``, else from the default. Fields that every
+rank must agree on are compared when the group opens.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from tailcut.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def _setting(name: str, convert: Callable[[str], T], default: T) -> Any:
+    variable = f"TAILCUT_{name.upper()}"
+
+    def read() -> T:
+        text = os.environ.get(variable)
+        if text is None:
+            return default
+        try:
+            return convert(text)
+        except ValueError:
+            raise ConfigError(f"{variable}={text!r} is not a valid {convert.__name__.lstrip('_')}") from None
+
+    return field(default_factory=read)
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("0", "1", "true", "false"):
+        raise ValueError
+    return text.lower() in ("1", "true")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """How a group behaves. Defaults suit ranks that are at most a few seconds apart."""
+
+    deadline_s: float = _setting("deadline_s", float, 10.0)
+    """Hard end of an op, from the rank's own entry. Lower: shorter waits for slow ranks, more loss."""
+
+    window_ops: int = _setting("window_ops", int, 64)
+    """Ops a rank may be behind and still find its results. Higher: more patience, more history kept. Agreed."""
+
+    pool_bytes: int = _setting("pool_bytes", int, 256 << 20)
+    """Fixed memory for ops not reached yet and for results that late peers need; pages are used on demand.
+    An op fits when twice its bucket does. Lower: a late rank loses more."""
+
+    receive_buffer_bytes: int = _setting("receive_buffer_bytes", int, 4 << 20)
+    """Socket buffer to ask for (the kernel may grant less); 0 leaves the system's. Higher: more in flight.
+    4 MiB holds 13 large datagrams from each of 7 peers; below 4 each, throughput falls."""
+
+    packet_bytes: int = _setting("packet_bytes", int, 0)
+    """Largest payload of a packet; 0 follows the path MTU. Lower: finer loss, more cost per byte."""
+
+    lanes: int = _setting("lanes", int, 1)
+    """Engine threads, each with a socket and a pool. More than one only helps with idle cores. Agreed."""
+
+    seed: int = _setting("seed", int, 0)
+    """Where everything random derives from. Agreed."""
+
+    address: str = _setting("address", str, "")
+    """IPv4 address to bind and publish; empty finds one. Set it on hosts with several networks."""
+
+    rendezvous_s: float = _setting("rendezvous_s", float, 60.0)
+    """How long opening a group waits for the other ranks."""
+
+    offload: bool = _setting("offload", _flag, True)
+    """Use UDP segmentation offload (GSO, GRO) where the kernel has it."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.deadline_s <= 3600:
+            raise ConfigError(f"deadline_s={self.deadline_s} must be above 0 and at most 3600 seconds")
+        if not 1 <= self.window_ops <= 1 << 16:
+            raise ConfigError(f"window_ops={self.window_ops} must be between 1 and 65536")
+        if self.pool_bytes < 1 << 16:
+            raise ConfigError(f"pool_bytes={self.pool_bytes} is below the smallest useful pool, 65536")
+        if not 0 <= self.receive_buffer_bytes <= 1 << 30:
+            raise ConfigError(f"receive_buffer_bytes={self.receive_buffer_bytes} must be between 0 and 2**30")
+        if self.packet_bytes and not 256 <= self.packet_bytes <= 65_280:
+            raise ConfigError(f"packet_bytes={self.packet_bytes} must be 0 or between 256 and 65280")
+        if not 1 <= self.lanes <= 64:
+            raise ConfigError(f"lanes={self.lanes} must be between 1 and 64")
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"seed={self.seed} must be between 0 and 2**64 - 1")
+        if self.address:
+            try:
+                ipaddress.IPv4Address(self.address)
+            except ValueError:
+                raise ConfigError(f"address={self.address!r} is not an IPv4 address") from None
+        if not self.rendezvous_s > 0:
+            raise ConfigError(f"rendezvous_s={self.rendezvous_s} must be above 0")
+
+    @property
+    def agreed(self) -> dict[str, int]:
+        """What every rank of a group must have alike."""
+        return {"window_ops": self.window_ops, "lanes": self.lanes, "seed": self.seed}

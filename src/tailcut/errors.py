@@ -1,0 +1,17 @@
+"""What can go wrong, by whose hand. Loss inside the deadline is not an error: it is in the report."""
+
+
+class TailcutError(Exception):
+    """Base of every error that tailcut raises."""
+
+
+class ConfigError(TailcutError, ValueError):
+    """This rank asked for something that cannot be done."""
+
+
+class PeerError(TailcutError, RuntimeError):
+    """Another rank is missing or disagrees."""
+
+
+class ClosedError(TailcutError, RuntimeError):
+    """The group is closed, or belongs to another process."""

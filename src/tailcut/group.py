@@ -1,0 +1,333 @@
+"""The public object: a group of ranks that average vectors, each op bounded by its deadline.
+
+Owns the lanes, the ops in flight and their buffers. Knows nothing of packets.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ipaddress
+import os
+import threading
+import weakref
+import zlib
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from tailcut import _native
+from tailcut.config import Config
+from tailcut.errors import ClosedError, ConfigError, TailcutError
+from tailcut.policy.deadline import StageBounds, fixed_bounds
+from tailcut.rendezvous import Roster, make_card, meet, packet_granules
+from tailcut.report import Report, from_native
+from tailcut.store import Store
+
+_GRANULE_BYTES = 4 * _native.GRANULE
+_SLICE_NS = 50_000_000
+"""Longest single native wait, so that Ctrl-C is answered."""
+
+
+@dataclass
+class Stats:
+    """Totals since the group opened."""
+
+    ops: int = 0
+    deadline_ops: int = 0
+    behind_ops: int = 0
+    lost_coordinates: int = 0
+    coordinates: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    sent_packets: int = 0
+    received_packets: int = 0
+    late_gather_packets: int = 0
+    """Means that came after their op had ended: not lost, but not in the result."""
+    dropped_history: int = 0
+    """Means given up before a late peer had fetched them."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Datagrams dropped, by reason (docs/wire-format.md)."""
+    blocked_sends: int = 0
+    failed_sends: int = 0
+    pool_used_bytes: int = 0
+    heap_bytes: int = 0
+    rtt_s: tuple[float, ...] = ()
+    """Last smoothed round-trip time to each rank, 0 while unknown."""
+
+
+class Work:
+    """One op in flight. ``wait()`` ends by the deadline and returns the report."""
+
+    def __init__(self, group: Group, lane_index: int, ticket: int) -> None:
+        self._group = group
+        self._lane_index = lane_index
+        self._ticket = ticket
+        self._lock = threading.Lock()
+        self._outcome: Report | TailcutError | None = None
+
+    def wait(self) -> Report:
+        """Block until the op has ended; the array then holds the result."""
+        with self._lock:
+            while not self._poll(_SLICE_NS):
+                pass
+        if isinstance(self._outcome, TailcutError):
+            raise self._outcome
+        assert self._outcome is not None
+        return self._outcome
+
+    def done(self) -> bool:
+        """Whether ``wait()`` would return at once."""
+        with self._lock:
+            return self._poll(0)
+
+    def _poll(self, timeout_ns: int) -> bool:
+        if self._outcome is None:
+            self._outcome = self._group._take_outcome(self._lane_index, self._ticket, timeout_ns)
+        return self._outcome is not None
+
+
+class Group:
+    """``world_size`` ranks that average float32 arrays, in place.
+
+    Every rank calls ``allreduce`` in the same order with arrays of the same length. An op ends by
+    ``config.deadline_s`` after the rank's own call, whatever the network or a peer does; its report says
+    what is missing. A context manager: leaving it closes the group.
+    """
+
+    def __init__(
+        self, rank: int, world_size: int, store: Store, config: Config | None = None, *, name: str = "default"
+    ) -> None:
+        if not 1 <= world_size <= 0xFFFF:
+            raise ConfigError(f"world_size={world_size} must be between 1 and 65535")
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank={rank} must be between 0 and world_size - 1 = {world_size - 1}")
+        self.rank = rank
+        self.world_size = world_size
+        self.config = config or Config()
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        self._closed = False
+        self._totals = Stats()
+        self._calls = 0
+        self._keys: set[Hashable] = set()
+        # What the engine may still write to: the array stays alive even if its Work is dropped.
+        self._in_flight: dict[tuple[int, int], tuple[npt.NDArray[np.float32], weakref.ref[Work], Hashable]] = {}
+        self._bounds = _native_bounds(fixed_bounds(self.config.deadline_s))
+        self._lanes = self._open(store, name)
+        _open_groups.add(self)
+
+    def _open(self, store: Store, name: str) -> list[_native.UdpLane]:
+        config = self.config
+        bind = int(ipaddress.IPv4Address(config.address or "0.0.0.0"))
+        try:
+            lanes = [
+                _native.UdpLane(bind, config.receive_buffer_bytes, config.offload) for _ in range(config.lanes)
+            ]
+        except OSError as error:
+            raise ConfigError(f"cannot open a UDP socket on {config.address or 'any address'}: {error}") from error
+        card = make_card(
+            config, self.world_size, [lane.port for lane in lanes], min(lane.receive_buffer_bytes for lane in lanes)
+        )
+        roster = meet(store, name, self.rank, self.world_size, card, config)
+        for index, lane in enumerate(lanes):
+            self._start(lane, index, roster, card.window_bytes)
+        return lanes
+
+    def _start(self, lane: _native.UdpLane, index: int, roster: Roster, window_bytes: int) -> None:
+        peers = [
+            _native.PeerSettings(
+                card.window_bytes,
+                card.pool_bytes,
+                packet_granules(route, card.window_bytes, self.config, _native.HEADER_BYTES, _GRANULE_BYTES),
+            )
+            for card, route in zip(roster.cards, roster.routes, strict=True)
+        ]
+        lane.start(
+            rank=self.rank,
+            ranks=self.world_size,
+            seed=self.config.seed,
+            group_tag=(roster.tag + index) % (1 << 64),
+            window_ops=self.config.window_ops,
+            pool_bytes=self.config.pool_bytes,
+            window_bytes=window_bytes,
+            bounds=self._bounds,
+            peers=peers,
+            addresses=[
+                (int(ipaddress.IPv4Address(route.address)), card.ports[index])
+                for card, route in zip(roster.cards, roster.routes, strict=True)
+            ],
+        )
+
+    def allreduce(self, array: npt.NDArray[np.float32], key: Hashable = None) -> Work:
+        """Start averaging ``array`` over the ranks, in place; returns at once.
+
+        The array must not be touched until ``wait()`` returns. ``key`` names the bucket: one op of a key is in
+        flight at a time, and with several lanes the key chooses the lane, so it must be the same on all ranks.
+        """
+        bucket = _check_array(array)
+        with self._lock:
+            self._check_open()
+            self._forget_dropped()
+            if key is not None and key in self._keys:
+                raise ConfigError(f"key {key!r} is still in flight; wait() for it first")
+            lane_index = (self._calls if key is None else zlib.crc32(repr(key).encode())) % len(self._lanes)
+            self._calls += 1
+            lane = self._lanes[lane_index]
+            ticket = lane.submit(bucket, self._bounds)
+            work = Work(self, lane_index, ticket)
+            self._in_flight[lane_index, ticket] = (array, weakref.ref(work), key)
+            if key is not None:
+                self._keys.add(key)
+            return work
+
+    def resynced(self) -> None:
+        """Declare that this rank's state was copied from a peer: it contributes again."""
+        self._check_open()
+        for lane in self._lanes:
+            lane.resynced()
+
+    def stats(self) -> Stats:
+        """Totals since the group opened; the network's part is at most as old as the last idle moment."""
+        self._check_process()
+        lanes = [lane.stats() for lane in self._lanes]
+        with self._lock:
+            totals = Stats(**vars(self._totals))
+        totals.rejected = {}
+        for lane in lanes:
+            for reason, count in lane.protocol.rejected.items():
+                totals.rejected[reason] = totals.rejected.get(reason, 0) + count
+            totals.sent_packets += lane.protocol.sent_packets
+            totals.sent_bytes += lane.protocol.sent_bytes
+            totals.received_packets += lane.protocol.received_packets
+            totals.received_bytes += lane.protocol.received_bytes
+            totals.late_gather_packets += lane.protocol.late_gather_packets
+            totals.dropped_history += lane.protocol.dropped_history
+            totals.blocked_sends += lane.socket.blocked_sends
+            totals.failed_sends += lane.socket.failed_sends
+            totals.pool_used_bytes += lane.pool_used_bytes
+            totals.heap_bytes += lane.heap_bytes
+        totals.rtt_s = tuple(ns / 1e9 for ns in lanes[0].rtt_ns)
+        return totals
+
+    def close(self, linger_s: float | None = None) -> None:
+        """Say goodbye; serve what peers still need until all have said so, at most ``linger_s`` (the deadline)."""
+        if os.getpid() != self._process or self._closed:
+            return
+        with self._lock:
+            self._closed = True
+        linger_ns = int(1e9 * (self.config.deadline_s if linger_s is None else max(0.0, linger_s)))
+        for lane in self._lanes:
+            lane.close(linger_ns)
+        try:
+            for lane in self._lanes:
+                while not lane.join(_SLICE_NS):
+                    pass
+        except BaseException:  # Ctrl-C: leave now, but not without the engine threads
+            for lane in self._lanes:
+                lane.close(0)
+                lane.join(10 * 1_000_000_000)
+            raise
+        finally:
+            _open_groups.discard(self)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(linger_s=None if kind is None else 0.0)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ClosedError(
+                f"this group belongs to process {self._process}; a forked child must open its own "
+                "(or start workers with the spawn method)"
+            )
+
+    def _check_open(self) -> None:
+        self._check_process()
+        if self._closed:
+            raise ClosedError("the group is closed")
+
+    def _forget_dropped(self) -> None:
+        """Take the reports of works that were dropped without wait()."""
+        for (lane_index, ticket), (_, work, _) in list(self._in_flight.items()):
+            if work() is None:
+                self._take_outcome(lane_index, ticket, 0)
+
+    def _take_outcome(self, lane_index: int, ticket: int, timeout_ns: int) -> Report | TailcutError | None:
+        self._check_process()
+        native = self._lanes[lane_index].wait(ticket, timeout_ns)
+        if native is None:
+            return None
+        outcome = _outcome(native, self.rank)
+        with self._lock:
+            _, _, key = self._in_flight.pop((lane_index, ticket))
+            self._keys.discard(key)
+            if isinstance(outcome, Report):
+                totals = self._totals
+                totals.ops += 1
+                totals.deadline_ops += outcome.status == "deadline"
+                totals.behind_ops += outcome.behind_ops
+                totals.coordinates += outcome.length
+                totals.lost_coordinates += round(outcome.lost_frac * outcome.length)
+        return outcome
+
+
+_open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for group in list(_open_groups):
+        group.close(linger_s=0.0)
+
+
+def _abandon_all() -> None:
+    for group in list(_open_groups):
+        for lane in group._lanes:
+            lane.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
+
+
+def _outcome(native: _native.OpReport, rank: int) -> Report | TailcutError:
+    status = native.status
+    if status == _native.Status.LENGTH_MISMATCH:
+        lengths = [f"rank {r}: {n}" for r, (n, v) in enumerate(zip(native.peer_lengths, native.peer_voted, strict=True)) if v]
+        return ConfigError(
+            f"op {native.seq}: this rank (rank {rank}) passed {native.bucket_len} coordinates and the group does "
+            f"not agree ({', '.join(lengths)}); every rank must pass the same length in the same order"
+        )
+    if status == _native.Status.CLOSED:
+        return ClosedError(f"op {native.seq}: the group was closed before the op ended")
+    if status == _native.Status.SEQ_EXHAUSTED:
+        return ConfigError("this group has done 2**32 - 1 ops, which is all it can number; open a new one")
+    return from_native(native, rank)
+
+
+def _check_array(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    if not isinstance(array, np.ndarray):
+        raise ConfigError(f"allreduce takes a numpy array, not {type(array).__name__}")
+    if array.dtype != np.float32:
+        raise ConfigError(f"allreduce takes float32, not {array.dtype}; convert with .astype(np.float32)")
+    if not array.flags.c_contiguous:
+        raise ConfigError("allreduce works in place on contiguous memory; pass np.ascontiguousarray(...)")
+    if not array.flags.writeable:
+        raise ConfigError("allreduce works in place, but the array is read-only; pass a copy")
+    if array.size >= 1 << 32:
+        raise ConfigError(f"{array.size} coordinates exceed the limit of 2**32 - 1 for one op; split the array")
+    return array.reshape(-1)
+
+
+def _native_bounds(bounds: StageBounds) -> _native.Bounds:
+    return _native.Bounds(
+        scatter_ns=int(1e9 * bounds.scatter_s),
+        scatter_cap_ns=int(1e9 * bounds.scatter_cap_s),
+        deadline_ns=int(1e9 * bounds.deadline_s),
+    )

@@ -1,0 +1,68 @@
+"""Rendezvous without torch: keys as files in a directory that every rank sees."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote
+
+from tailcut.errors import ConfigError
+
+
+class Store(Protocol):
+    """Where ranks find each other: a FileStore, a torch Store, or anything alike.
+
+    ``get`` of a key that is not there yet may block or raise; a store that also has torch's
+    ``check(keys) -> bool`` is asked that first.
+    """
+
+    def set(self, key: str, value: bytes, /) -> object: ...
+    def get(self, key: str, /) -> bytes: ...
+
+
+class FileStore:
+    """A directory as a store. A key is written once, whole or not at all."""
+
+    def __init__(self, directory: str | os.PathLike[str], *, timeout_s: float = 300.0) -> None:
+        self._directory = Path(directory)
+        self._timeout_s = timeout_s
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"FileStore cannot use {self._directory}: {error.strerror}") from error
+
+    def _path(self, key: str) -> Path:
+        return self._directory / quote(key, safe="")
+
+    def set(self, key: str, value: bytes) -> None:
+        """Write a key that is not there yet. Raises ConfigError when it is."""
+        handle, name = tempfile.mkstemp(dir=self._directory, prefix=".")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(value)
+            os.link(name, self._path(key))  # unlike rename, fails when the key exists
+        except FileExistsError:
+            raise ConfigError(
+                f"{self._directory} already holds {key!r}: every group needs a fresh directory or its own name"
+            ) from None
+        finally:
+            os.unlink(name)
+
+    def check(self, keys: list[str]) -> bool:
+        return all(self._path(key).exists() for key in keys)
+
+    def get(self, key: str) -> bytes:
+        """Read a key, waiting for it at most ``timeout_s``."""
+        give_up = time.monotonic() + self._timeout_s
+        pause_s = 0.001
+        while True:
+            try:
+                return self._path(key).read_bytes()
+            except FileNotFoundError:
+                if time.monotonic() >= give_up:
+                    raise TimeoutError(f"no {key!r} in {self._directory} after {self._timeout_s:g} s") from None
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.1)
