@@ -39,8 +39,7 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Bounds& b
     report_.ticket = ticket;
     if (!holds()) hold({});
     take_over_held();
-    float* own = bucket.data() + layout_.begin(own_shard());
-    owned_->enter(now, contributing ? own : nullptr, own);
+    owned_->enter(now, bucket.data() + layout_.begin(own_shard()), contributing);
 }
 
 // Results that came before the entry: from the pool, and the own shard if it was closed without us.
@@ -227,6 +226,7 @@ void Op::zero_what_is_missing() {
 
 OpReport Op::finish(Time now, Status status, bool record_fates) {
     owned_->close(now);   // the own contribution leaves with the bucket
+    owned_->leave();
     scan_unsent();
     zero_what_is_missing();
     // Rule 10: whoever checks gradients for Inf and NaN finds one, whichever packets were lost.

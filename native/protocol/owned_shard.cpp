@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "codec/raw.hpp"
 
@@ -27,15 +28,24 @@ float* OwnedShard::slot(Rank rank) const {
     return memory_.data() + layout_.shard_stride() * (rank < shape_.self ? rank : rank - 1u);
 }
 
-void OwnedShard::enter(Time now, const float* own, float* copy) {
+void OwnedShard::enter(Time now, float* bucket_shard, bool contributing) {
     if (closed()) return;
-    own_ = own;
-    copy_ = copy;
+    bucket_shard_ = bucket_shard;
     note_entry(shape_.self, now);
-    if (!own) return abstain(shape_.self, now);
+    if (!contributing) return abstain(shape_.self, now);
     arrived_[shape_.self].set(0, granules_);
     for (auto& settled : settled_) ++settled;
     finalize_complete(0, granules_, now);
+}
+
+void OwnedShard::leave() {
+    const float* mean = std::exchange(bucket_shard_, nullptr);
+    if (!mean) return;
+    for (Rank peer = 0; peer < shape_.ranks; ++peer)
+        if (peer != shape_.self && !served(peer)) {
+            std::memcpy(mean_, mean, layout_.length(shard_) * sizeof(float));
+            return;
+        }
 }
 
 void OwnedShard::abstain(Rank rank, Time now) {
@@ -89,18 +99,16 @@ void OwnedShard::close(Time now) {
 
 // Make the settled granules of [first, last) final. Runs are cut where the set of contributors changes.
 void OwnedShard::finalize_complete(std::uint32_t first, std::uint32_t last, Time now) {
+    const auto due = [&](std::uint32_t g) { return settled_[g] == shape_.ranks && !final_.test(g); };
     while (first < last) {
-        std::uint32_t end = final_.run_end(first, last);
-        if (!final_.test(first) && settled_[first] == shape_.ranks) {
-            end = static_cast<std::uint32_t>(
-                std::find_if(settled_.begin() + first, settled_.begin() + end,
-                             [&](std::uint16_t settled) { return settled != shape_.ranks; }) -
-                settled_.begin());
-            for (const auto& arrived : arrived_) end = arrived.run_end(first, end);
-            finalize(first, end, shape_.self, own_ ? own_ + first * kGranule : nullptr);
-        } else if (!final_.test(first)) {
-            end = first + 1;
+        if (!due(first)) {
+            ++first;
+            continue;
         }
+        std::uint32_t end = first + 1;
+        while (end < last && due(end)) ++end;
+        for (const auto& arrived : arrived_) end = arrived.run_end(first, end);
+        finalize(first, end, shape_.self, bucket_shard_ ? bucket_shard_ + first * kGranule : nullptr);
         first = end;
     }
     if (closed()) closed_at_ = now;
@@ -116,11 +124,11 @@ void OwnedShard::finalize(std::uint32_t first, std::uint32_t last, Rank direct_r
         if (rank == direct_rank)
             sources_.push_back(direct);
         else
-            sources_.push_back(rank == shape_.self ? own_ + at : slot(rank) + at);
+            sources_.push_back(rank == shape_.self ? bucket_shard_ + at : slot(rank) + at);
     }
     const std::uint32_t coords = layout_.coords(shard_, first, last);
     const bool empty = sources_.empty() || coords == 0;
-    if (!empty) non_finite_ |= codec::mean_in_order(sources_, coords, mean_ + at, copy_ ? copy_ + at : nullptr);
+    if (!empty) non_finite_ |= codec::mean_in_order(sources_, coords, (bucket_shard_ ? bucket_shard_ : mean_) + at);
     final_.set(first, last);
     final_granules_ += last - first;
     append({first, last, empty});

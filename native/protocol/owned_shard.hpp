@@ -39,8 +39,10 @@ public:
 
     static std::size_t floats(const Layout& layout) { return layout.shard_stride() * layout.ranks; }
 
-    // The own contribution, which stays in place until the shard is closed; `copy` receives the mean.
-    void enter(Time now, const float* own, float* copy);
+    // The caller's shard: holds the own contribution, if there is one, and receives the mean in its place.
+    void enter(Time now, float* bucket_shard, bool contributing);
+    // The caller takes its shard back. What a peer has not been sent yet is saved.
+    void leave();
     // The rank will deliver nothing (more). Its missing granules are waited for no longer.
     void abstain(Rank rank, Time now);
     std::optional<wire::Reject> contribute(Rank from, std::uint32_t first, std::uint32_t last,
@@ -57,7 +59,7 @@ public:
     bool abstained(Rank rank) const { return abstains_[rank]; }
     const GranuleSet& arrived(Rank rank) const { return arrived_[rank]; }
     std::span<const Run> runs() const { return runs_; }
-    const float* mean() const { return mean_; }
+    const float* mean() const { return bucket_shard_ ? bucket_shard_ : mean_; }
 
     // Sending. `pending` is the next run to send to the peer, cut to what is left of it.
     std::optional<Run> pending(Rank peer) const;
@@ -82,8 +84,7 @@ private:
     const std::uint32_t granules_;
     Block memory_;
     float* mean_;
-    const float* own_ = nullptr;
-    float* copy_ = nullptr;
+    float* bucket_shard_ = nullptr;          // between enter() and leave(): where the mean is
 
     std::vector<GranuleSet> arrived_;        // by rank: granules with a value
     std::vector<std::uint16_t> settled_;     // by granule: ranks that delivered it or never will

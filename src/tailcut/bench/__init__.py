@@ -1,0 +1,1 @@
+"""Benchmarks that check their results. Uses only tailcut's public names."""

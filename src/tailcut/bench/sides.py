@@ -1,0 +1,79 @@
+"""The two things that are compared, behind one interface: average this array, say what of it arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tailcut.config import Config
+from tailcut.group import Group
+from tailcut.report import Report
+from tailcut.store import FileStore
+
+
+class Side(Protocol):
+    """One rank's end of an allreduce."""
+
+    def allreduce(self, array: npt.NDArray[np.float32]) -> Report | None:
+        """Average over the ranks, in place. This call is what is timed. None: everything arrived."""
+
+    def tolerance(self) -> float:
+        """How far a correct coordinate may be from the mean taken in rank order, in units of the largest input."""
+
+    def close(self) -> None: ...
+
+
+OpenSide = Callable[[int, int, Path, Config], Side]
+"""``open(rank, ranks, directory, config)``; must be importable, as it is called in the workers."""
+
+
+class TailcutSide:
+    def __init__(self, rank: int, ranks: int, directory: Path, config: Config) -> None:
+        self._group = Group(rank, ranks, FileStore(directory / "tailcut"), config)
+
+    def allreduce(self, array: npt.NDArray[np.float32]) -> Report:
+        return self._group.allreduce(array).wait()
+
+    def tolerance(self) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        self._group.close()
+
+
+class GlooSide:
+    def __init__(self, rank: int, ranks: int, directory: Path, config: Config) -> None:
+        from tailcut.pytorch.gloo import GlooGroup  # torch is optional, and slow to import
+
+        self._group = GlooGroup(rank, ranks, directory / "gloo")
+        self._ranks = ranks
+
+    def allreduce(self, array: npt.NDArray[np.float32]) -> None:
+        self._group.allreduce(array)
+
+    def tolerance(self) -> float:
+        # It adds in another order: each of the sums rounds by at most half a unit in the last place of its size.
+        return self._ranks * 2.0**-23
+
+    def close(self) -> None:
+        self._group.close()
+
+
+def delivered_frac(report: Report | None, rank: int) -> float:
+    """The share of what the peers owed this rank (contributions to its shard, and their means) that arrived."""
+    if report is None:
+        return 1.0
+    if report.status == "behind":
+        return 0.0
+    lost = [
+        share
+        for shares in (report.scatter_lost, report.gather_lost, report.gather_empty)
+        for peer, share in enumerate(shares)
+        if peer != rank
+    ]
+    owed = 2 * (len(report.scatter_lost) - 1)
+    return 1.0 - sum(lost) / owed if owed else 1.0

@@ -1,0 +1,132 @@
+"""One rank of the benchmark: fill, meet the others, time one op, check it, and again.
+
+Owns the order of things in a worker; judges nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tailcut.bench.barrier import Barrier
+from tailcut.bench.sides import OpenSide, Side, delivered_frac
+from tailcut.bench.workers import Send
+from tailcut.config import Config
+
+Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every worker does: the same on all ranks."""
+
+    ranks: int
+    counts: tuple[int, ...]
+    """Coordinates of each bucket."""
+    iters: tuple[int, ...]
+    """Timed ops of each bucket, per round and side."""
+    warmup: int
+    rounds: int
+    sides: dict[str, OpenSide]
+    config: Config
+    directory: Path
+
+    def schedule(self) -> Iterator[tuple[int, int, str]]:
+        """``(count_index, round, side)`` in the order of execution; every second round the sides change places."""
+        names = list(self.sides)
+        for index in range(len(self.counts)):
+            for round_index in range(self.rounds):
+                for name in names if round_index % 2 == 0 else reversed(names):
+                    yield index, round_index, name
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One op on one rank."""
+
+    elapsed_s: float
+    delivered: float
+    nmse: float
+    correct: bool
+    """Within the side's tolerance of the mean in rank order. May be False only if something was not delivered."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One side's ops in one round, on one rank."""
+
+    count_index: int
+    round_index: int
+    side: str
+    ops: tuple[Sample, ...]
+
+
+class Source:
+    """A rank's input and the right answer, for op after op.
+
+    Op k reads its bucket from one long random vector, from coordinate k on; the mean is taken coordinate by
+    coordinate, so its answer is read from the long mean at the same place. No op can pass with the result of another.
+    """
+
+    def __init__(self, rank: int, ranks: int, count: int, ops: int) -> None:
+        length = count + ops
+        mean = np.zeros(length, np.float32)
+        for peer in range(ranks):
+            vector = np.random.default_rng((count, peer)).random(length, np.float32) - np.float32(0.5)
+            mean += vector
+            if peer == rank:
+                self._own = vector
+        mean /= np.float32(ranks)
+        self._mean = mean
+        self._op = 0
+        self._count = count
+
+    def fill(self, bucket: Vector) -> Vector:
+        """Write the next op's input; return its answer."""
+        here = slice(self._op, self._op + self._count)
+        self._op += 1
+        bucket[:] = self._own[here]
+        return self._mean[here]
+
+
+def measure(rank: int, send: Send, plan: Plan) -> None:
+    """The worker's entry: sends one Samples for each step of the plan's schedule."""
+    barrier = Barrier(plan.directory / "barrier", rank, plan.ranks)
+    sides = {name: open_side(rank, plan.ranks, plan.directory, plan.config) for name, open_side in plan.sides.items()}
+    current = -1
+    for index, round_index, name in plan.schedule():
+        if index != current:
+            current = index
+            ops = len(sides) * (plan.warmup + plan.rounds * plan.iters[index])
+            source = Source(rank, plan.ranks, plan.counts[index], ops)
+            bucket = np.empty(plan.counts[index], np.float32)
+            for side in sides.values():
+                for _ in range(plan.warmup):
+                    _one_op(side, rank, bucket, source, barrier)
+        samples = [_one_op(sides[name], rank, bucket, source, barrier) for _ in range(plan.iters[index])]
+        send(Samples(index, round_index, name, tuple(samples)))
+    for side in sides.values():
+        side.close()
+
+
+def _one_op(side: Side, rank: int, bucket: Vector, source: Source, barrier: Barrier) -> Sample:
+    answer = source.fill(bucket)
+    barrier.wait()
+    start = time.perf_counter()
+    report = side.allreduce(bucket)
+    elapsed_s = time.perf_counter() - start
+    if np.array_equal(bucket, answer):
+        return Sample(elapsed_s, delivered_frac(report, rank), nmse=0.0, correct=True)
+    error = (bucket - answer).astype(np.float64)
+    energy = float(np.dot(answer, answer)) or 1.0
+    return Sample(
+        elapsed_s,
+        delivered_frac(report, rank),
+        nmse=float(np.dot(error, error)) / energy,
+        correct=bool(np.abs(error).max() <= 0.5 * side.tolerance()),  # also False for a NaN
+    )

@@ -1,0 +1,1 @@
+"""Adapters to PyTorch: the only part of tailcut that imports torch."""
