@@ -153,7 +153,7 @@ void bind_udp(nb::module_& m) {
         .def_ro("protocol", &LaneStats::protocol)
         .def_ro("socket", &LaneStats::socket)
         .def_ro("pool_used_bytes", &LaneStats::pool_used_bytes)
-        .def_ro("heap_bytes", &LaneStats::heap_bytes)
+        .def_ro("memory_bytes", &LaneStats::memory_bytes)
         .def_ro("rtt_ns", &LaneStats::rtt)
         .def_ro("next_seq", &LaneStats::next_seq)
         .def_ro("contributing", &LaneStats::contributing);

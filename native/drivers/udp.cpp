@@ -225,7 +225,7 @@ void UdpLane::sleep() {
         shared_->stats.protocol = endpoint_->counters();
         shared_->stats.socket = socket_.counters();
         shared_->stats.pool_used_bytes = endpoint_->memory().pool_used_bytes();
-        shared_->stats.heap_bytes = endpoint_->memory().heap_used_bytes() + endpoint_->memory().heap_kept_bytes();
+        shared_->stats.memory_bytes = endpoint_->memory().total_bytes();
         shared_->stats.next_seq = endpoint_->next_seq();
         shared_->stats.contributing = endpoint_->contributing();
         shared_->stats.rtt.resize(addresses_.size());

@@ -22,7 +22,7 @@ namespace tailcut {
 struct LaneStats {
     Counters protocol;
     SocketCounters socket;
-    std::uint64_t pool_used_bytes = 0, heap_bytes = 0;
+    std::uint64_t pool_used_bytes = 0, memory_bytes = 0;
     std::vector<Duration> rtt;   // by rank
     Seq next_seq = 0;
     bool contributing = true;

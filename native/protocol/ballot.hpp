@@ -21,7 +21,8 @@ public:
         if (voted_[rank]) return false;
         voted_[rank] = true;
         lengths_[rank] = length;
-        ++votes_;
+        unanimous_ = votes_ == 0 || (unanimous_ && length == first_);
+        if (votes_++ == 0) first_ = length;
         return true;
     }
     bool against(Rank rank, std::uint32_t length) const { return voted_[rank] && lengths_[rank] != length; }
@@ -29,8 +30,9 @@ public:
     // A strict majority serves its length, everybody else gets an error; without one, everybody does.
     // `last_call`: no more votes can be waited for.
     Verdict judge(std::uint32_t length, bool last_call) const {
+        if (unanimous_ && length == first_) return Verdict::kServed;
         const std::size_t mine = votes_for(length);
-        if (mine == votes_ || 2 * mine > voted_.size()) return Verdict::kServed;
+        if (2 * mine > voted_.size()) return Verdict::kServed;
         std::size_t rival = 0;
         for (Rank rank = 0; rank < voted_.size(); ++rank)
             if (against(rank, length)) rival = std::max(rival, votes_for(lengths_[rank]));
@@ -52,6 +54,8 @@ private:
     std::vector<std::uint32_t> lengths_;   // by rank
     std::vector<bool> voted_;              // by rank
     std::size_t votes_ = 0;
+    std::uint32_t first_ = 0;
+    bool unanimous_ = false;
 };
 
 }  // namespace tailcut

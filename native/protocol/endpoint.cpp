@@ -47,7 +47,7 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Bo
     const Seq seq = next_seq_++;
     Slot& slot = slot_of(seq);
     Op* op = variant(seq, slot, static_cast<std::uint32_t>(bucket.size()));
-    if (!op->owns()) own(now, slot, *op, memory_.take_heap(OwnedShard::floats(op->layout())));
+    if (!op->owns()) own(now, slot, *op, memory_.take(OwnedShard::floats(op->layout())));
     ++in_flight_;
     op->enter(now, ticket, bucket, bounds, contributing_);
     for (Rank rank = 0; rank < peers_.size(); ++rank)
@@ -322,6 +322,7 @@ void Endpoint::note_entered(Time now, Rank rank, Seq entered) {
     peer.entered = entered;
     mark_ready(rank);
     if (in_flight_ == 0) return;   // the next submit() will see it
+    if (entered < next_seq_ || entered - next_seq_ <= settings_.window_ops) return;
     if (const Seq group = group_seq(); group > next_seq_ && group - next_seq_ > settings_.window_ops) jump(now);
 }
 

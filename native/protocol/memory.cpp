@@ -14,70 +14,51 @@ Block::~Block() {
     if (home_) home_->release(*this);
 }
 
-Memory::Array Memory::allocate(std::size_t floats) {
-    return Array(static_cast<float*>(::operator new[](floats * sizeof(float), std::align_val_t{64})));
-}
-
-Memory::Memory(std::size_t pool_bytes) {
-    const std::size_t floats = pool_bytes / sizeof(float) / 16 * 16;
-    if (floats == 0) return;
-    pool_ = allocate(floats);
-    free_.emplace(0, floats);
+void Block::leave_pool() {
+    if (!pooled_) return;
+    home_->pool_used_ -= floats_;
+    pooled_ = false;
 }
 
 Block Memory::take_pool(std::size_t floats) {
-    const std::size_t need = rounded(floats);
-    const auto hole = std::find_if(free_.begin(), free_.end(), [&](const auto& h) { return h.second >= need; });
-    if (hole == free_.end()) return {};
-    const auto [offset, size] = *hole;
-    free_.erase(hole);
-    if (size > need) free_.emplace(offset + need, size - need);
-    pool_used_ += need;
-    return Block(this, pool_.get() + offset, need, true);
+    return pool_used_ + rounded(floats) <= pool_ ? allocate(rounded(floats), true) : Block{};
 }
 
-Block Memory::take_heap(std::size_t floats) {
-    const std::size_t need = rounded(floats);
-    auto best = kept_.end();
-    for (auto it = kept_.begin(); it != kept_.end(); ++it)
-        if (it->first >= need && it->first <= 2 * need && (best == kept_.end() || it->first < best->first)) best = it;
+Block Memory::take(std::size_t floats) { return allocate(rounded(floats), false); }
+
+// The size itself among the kept blocks, else fresh: the buckets of a model recur in the same few sizes.
+Block Memory::allocate(std::size_t floats, bool pooled) {
+    const auto fitting = std::find_if(kept_.begin(), kept_.end(), [&](const auto& k) { return k.first == floats; });
     std::pair<std::size_t, Array> taken;
-    if (best != kept_.end()) {
-        taken = std::move(*best);
-        kept_.erase(best);
-        heap_kept_ -= taken.first;
+    if (fitting != kept_.end()) {
+        taken = std::move(*fitting);
+        kept_.erase(fitting);
+        kept_floats_ -= taken.first;
     } else {
-        taken = {need, allocate(need)};
+        taken = {floats, Array(static_cast<float*>(::operator new[](floats * sizeof(float), std::align_val_t{64})))};
     }
-    heap_used_ += taken.first;
-    heap_peak_ = std::max(heap_peak_, heap_used_);
-    return Block(this, taken.second.release(), taken.first, false);
+    used_ += taken.first;
+    peak_ = std::max(peak_, used_);
+    shrink_kept(peak_ - used_);
+    if (pooled) pool_used_ += taken.first;
+    return Block(this, taken.second.release(), taken.first, pooled);
 }
 
 void Memory::release(Block& block) {
-    if (!block.pooled_) {
-        Array array(block.data_);
-        heap_used_ -= block.floats_;
-        // Oldest first out, so that blocks of a size no longer used do not stay for ever.
-        while (!kept_.empty() && heap_kept_ + block.floats_ > heap_peak_) {
-            heap_kept_ -= kept_.front().first;
-            kept_.erase(kept_.begin());
-        }
-        heap_kept_ += block.floats_;
-        kept_.emplace_back(block.floats_, std::move(array));
-        return;
-    }
-    pool_used_ -= block.floats_;
-    auto here = free_.emplace(static_cast<std::size_t>(block.data_ - pool_.get()), block.floats_).first;
-    if (const auto next = std::next(here); next != free_.end() && here->first + here->second == next->first) {
-        here->second += next->second;
-        free_.erase(next);
-    }
-    if (here != free_.begin())
-        if (const auto previous = std::prev(here); previous->first + previous->second == here->first) {
-            previous->second += here->second;
-            free_.erase(here);
-        }
+    Array array(block.data_);
+    used_ -= block.floats_;
+    if (block.pooled_) pool_used_ -= block.floats_;
+    if (block.floats_ > peak_ - used_) return;
+    shrink_kept(peak_ - used_ - block.floats_);
+    kept_floats_ += block.floats_;
+    kept_.emplace_back(block.floats_, std::move(array));
+}
+
+// Oldest out first, so that sizes no longer used do not stay for ever.
+void Memory::shrink_kept(std::size_t limit) {
+    std::size_t drop = 0;
+    while (kept_floats_ > limit) kept_floats_ -= kept_[drop++].first;
+    kept_.erase(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(drop));
 }
 
 }  // namespace tailcut

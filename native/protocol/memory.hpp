@@ -1,13 +1,12 @@
-// Memory of ops. Two sources, one Block type:
-//   the pool: fixed, allocated once; holds what belongs to ops this rank has not reached and what late peers
-//             may still need. When it is full, take_pool() says so.
-//   the heap: for ops in flight; freed blocks are kept for the next op, at most the peak of bytes in flight.
-// Not thread-safe: one Memory per endpoint, which must outlive its blocks.
+// Memory of ops, in two accounts:
+//   the pool, of fixed size: what belongs to ops this rank has not reached, and what late peers may still need.
+//             When it is used up, take_pool() says so; that is all that the network can make a rank allocate.
+//   in flight: ops of the local rank. A pooled block moves here when its op is entered.
+// Freed blocks are kept for the next op, so that a steady state neither allocates nor touches fresh pages; used
+// and kept together never exceed the peak of what was used. Not thread-safe. Must outlive its blocks.
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <map>
 #include <memory>
 #include <new>
 #include <utility>
@@ -29,6 +28,7 @@ public:
 
     float* data() const { return data_; }
     explicit operator bool() const { return data_ != nullptr; }
+    void leave_pool();   // from now on charged to what is in flight
 
 private:
     friend class Memory;
@@ -49,16 +49,15 @@ private:
 
 class Memory {
 public:
-    explicit Memory(std::size_t pool_bytes);
+    explicit Memory(std::size_t pool_bytes) : pool_(pool_bytes / sizeof(float)) {}
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
 
-    Block take_pool(std::size_t floats);   // an empty Block when there is no room
-    Block take_heap(std::size_t floats);
+    Block take_pool(std::size_t floats);   // an empty Block when the pool is used up
+    Block take(std::size_t floats);        // for an op in flight
 
     std::size_t pool_used_bytes() const { return pool_used_ * sizeof(float); }
-    std::size_t heap_used_bytes() const { return heap_used_ * sizeof(float); }
-    std::size_t heap_kept_bytes() const { return heap_kept_ * sizeof(float); }
+    std::size_t total_bytes() const { return (used_ + kept_floats_) * sizeof(float); }
 
 private:
     friend class Block;
@@ -66,13 +65,13 @@ private:
         void operator()(float* data) const { ::operator delete[](data, std::align_val_t{64}); }
     };
     using Array = std::unique_ptr<float[], Freed>;
-    static Array allocate(std::size_t floats);
+    Block allocate(std::size_t floats, bool pooled);
     void release(Block& block);
+    void shrink_kept(std::size_t limit);
 
-    Array pool_;
-    std::map<std::size_t, std::size_t> free_;               // offset -> floats, first fit
-    std::vector<std::pair<std::size_t, Array>> kept_;       // freed heap blocks, reused best fit
-    std::size_t pool_used_ = 0, heap_used_ = 0, heap_peak_ = 0, heap_kept_ = 0;
+    const std::size_t pool_;
+    std::size_t pool_used_ = 0, used_ = 0, peak_ = 0, kept_floats_ = 0;
+    std::vector<std::pair<std::size_t, Array>> kept_;   // oldest first
 };
 
 }  // namespace tailcut

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "codec/raw.hpp"
 
@@ -181,7 +182,7 @@ bool Op::next_contribution(Rank peer, std::uint32_t max_granules, Outgoing& out)
         if (answered_[shard].any(first, last)) continue;
         const std::uint32_t coords = layout_.coords(shard, first, last);
         const std::span<const float> values(bucket_.data() + layout_.begin(shard) + first * kGranule, coords);
-        non_finite_ = non_finite_ || codec::has_non_finite(values);
+        non_finite_ = non_finite_ || (!scanned_ && codec::has_non_finite(values));
         out.header.flags = 0;
         out.header.shard = shard;
         out.header.first = first * kGranule;
@@ -201,6 +202,7 @@ void Op::retract(const Outgoing& out) {
 }
 
 void Op::scan_unsent() {
+    if (std::exchange(scanned_, true)) return;
     for (Rank peer = 0; contributing_ && !non_finite_ && peer < shape_.ranks; ++peer) {
         if (peer == shape_.self) continue;   // the own shard is seen in its mean
         const Rank shard = shape_.shard_of(peer, seq_);

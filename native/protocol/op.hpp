@@ -99,6 +99,7 @@ private:
     std::uint32_t answered_count_ = 0;
 
     bool non_finite_ = false;
+    bool scanned_ = false;   // the whole bucket has been searched for Inf and NaN
     OpReport report_;
 };
 

@@ -29,6 +29,7 @@ float* OwnedShard::slot(Rank rank) const {
 }
 
 void OwnedShard::enter(Time now, float* bucket_shard, bool contributing) {
+    memory_.leave_pool();
     if (closed()) return;
     bucket_shard_ = bucket_shard;
     note_entry(shape_.self, now);

@@ -40,6 +40,7 @@ public:
     static std::size_t floats(const Layout& layout) { return layout.shard_stride() * layout.ranks; }
 
     // The caller's shard: holds the own contribution, if there is one, and receives the mean in its place.
+    // The memory is no longer the pool's.
     void enter(Time now, float* bucket_shard, bool contributing);
     // The caller takes its shard back. What a peer has not been sent yet is saved.
     void leave();

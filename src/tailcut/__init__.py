@@ -4,6 +4,7 @@ from tailcut.config import Config
 from tailcut.errors import ClosedError, ConfigError, PeerError, TailcutError
 from tailcut.group import Group, Stats, Work
 from tailcut.report import Report
+from tailcut.simulation import Freeze, Partition, Scenario, Simulation, simulate
 from tailcut.store import FileStore
 
 __all__ = [
@@ -11,10 +12,15 @@ __all__ = [
     "Config",
     "ConfigError",
     "FileStore",
+    "Freeze",
     "Group",
+    "Partition",
     "PeerError",
     "Report",
+    "Scenario",
+    "Simulation",
     "Stats",
     "TailcutError",
     "Work",
+    "simulate",
 ]

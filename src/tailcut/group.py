@@ -21,9 +21,9 @@ import numpy.typing as npt
 from tailcut import _native
 from tailcut.config import Config
 from tailcut.errors import ClosedError, ConfigError, TailcutError
-from tailcut.policy.deadline import StageBounds, fixed_bounds
+from tailcut.policy.deadline import fixed_bounds
 from tailcut.rendezvous import Roster, make_card, meet, packet_granules
-from tailcut.report import Report, from_native
+from tailcut.report import Report, outcome_of
 from tailcut.store import Store
 
 _GRANULE_BYTES = 4 * _native.GRANULE
@@ -53,7 +53,7 @@ class Stats:
     blocked_sends: int = 0
     failed_sends: int = 0
     pool_used_bytes: int = 0
-    heap_bytes: int = 0
+    memory_bytes: int = 0
     rtt_s: tuple[float, ...] = ()
     """Last smoothed round-trip time to each rank, 0 while unknown."""
 
@@ -115,7 +115,7 @@ class Group:
         self._keys: set[Hashable] = set()
         # What the engine may still write to: the array stays alive even if its Work is dropped.
         self._in_flight: dict[tuple[int, int], tuple[npt.NDArray[np.float32], weakref.ref[Work], Hashable]] = {}
-        self._bounds = _native_bounds(fixed_bounds(self.config.deadline_s))
+        self._bounds = fixed_bounds(self.config.deadline_s)
         self._lanes = self._open(store, name)
         _open_groups.add(self)
 
@@ -208,7 +208,7 @@ class Group:
             totals.blocked_sends += lane.socket.blocked_sends
             totals.failed_sends += lane.socket.failed_sends
             totals.pool_used_bytes += lane.pool_used_bytes
-            totals.heap_bytes += lane.heap_bytes
+            totals.memory_bytes += lane.memory_bytes
         totals.rtt_s = tuple(ns / 1e9 for ns in lanes[0].rtt_ns)
         return totals
 
@@ -264,7 +264,7 @@ class Group:
         native = self._lanes[lane_index].wait(ticket, timeout_ns)
         if native is None:
             return None
-        outcome = _outcome(native, self.rank)
+        outcome = outcome_of(native, self.rank)
         with self._lock:
             _, _, key = self._in_flight.pop((lane_index, ticket))
             self._keys.discard(key)
@@ -296,21 +296,6 @@ def _abandon_all() -> None:
 os.register_at_fork(after_in_child=_abandon_all)
 
 
-def _outcome(native: _native.OpReport, rank: int) -> Report | TailcutError:
-    status = native.status
-    if status == _native.Status.LENGTH_MISMATCH:
-        lengths = [f"rank {r}: {n}" for r, (n, v) in enumerate(zip(native.peer_lengths, native.peer_voted, strict=True)) if v]
-        return ConfigError(
-            f"op {native.seq}: this rank (rank {rank}) passed {native.bucket_len} coordinates and the group does "
-            f"not agree ({', '.join(lengths)}); every rank must pass the same length in the same order"
-        )
-    if status == _native.Status.CLOSED:
-        return ClosedError(f"op {native.seq}: the group was closed before the op ended")
-    if status == _native.Status.SEQ_EXHAUSTED:
-        return ConfigError("this group has done 2**32 - 1 ops, which is all it can number; open a new one")
-    return from_native(native, rank)
-
-
 def _check_array(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     if not isinstance(array, np.ndarray):
         raise ConfigError(f"allreduce takes a numpy array, not {type(array).__name__}")
@@ -323,11 +308,3 @@ def _check_array(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     if array.size >= 1 << 32:
         raise ConfigError(f"{array.size} coordinates exceed the limit of 2**32 - 1 for one op; split the array")
     return array.reshape(-1)
-
-
-def _native_bounds(bounds: StageBounds) -> _native.Bounds:
-    return _native.Bounds(
-        scatter_ns=int(1e9 * bounds.scatter_s),
-        scatter_cap_ns=int(1e9 * bounds.scatter_cap_s),
-        deadline_ns=int(1e9 * bounds.deadline_s),
-    )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from tailcut import _native
+from tailcut import _native
+from tailcut.errors import ClosedError, ConfigError, TailcutError
 
 Status = Literal["complete", "deadline", "behind"]
 
@@ -65,7 +65,7 @@ class Report:
         return f"{text}, missing from ranks {list(self.missing_from)}" if self.missing_from else text
 
 
-def from_native(native: _native.OpReport, rank: int) -> Report:
+def _from_native(native: _native.OpReport, rank: int) -> Report:
     elapsed_s = (native.finished_at - native.entered_at) / 1e9
     if native.behind_ops:
         return Report(
@@ -102,3 +102,20 @@ def from_native(native: _native.OpReport, rank: int) -> Report:
         received_packets=native.received_packets,
         trimmed_packets=native.trimmed_packets,
     )
+
+
+def outcome_of(native: _native.OpReport, rank: int) -> Report | TailcutError:
+    """The report, or the error that ``wait()`` raises."""
+    status = native.status
+    if status == _native.Status.LENGTH_MISMATCH:
+        stated = zip(native.peer_lengths, native.peer_voted, strict=True)
+        lengths = [f"rank {r}: {length}" for r, (length, voted) in enumerate(stated) if voted]
+        return ConfigError(
+            f"op {native.seq}: this rank (rank {rank}) passed {native.bucket_len} coordinates and the group does "
+            f"not agree ({', '.join(lengths)}); every rank must pass the same length in the same order"
+        )
+    if status == _native.Status.CLOSED:
+        return ClosedError(f"op {native.seq}: the group was closed before the op ended")
+    if status == _native.Status.SEQ_EXHAUSTED:
+        return ConfigError("this group has done 2**32 - 1 ops, which is all it can number; open a new one")
+    return _from_native(native, rank)

@@ -1,2 +1,40 @@
-def main() -> int:
+"""The ``tailcut`` command: arguments in, exit codes out. The work is done elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from tailcut.cli import bench, demo
+from tailcut.errors import TailcutError
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns 0, 2 after an error that was explained, or 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except TailcutError as error:
+        print(f"tailcut: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        print("\ntailcut: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tailcut", description="Gradient synchronization in which every step ends by its deadline."
+    )
+    parser.add_argument("--version", action="version", version=f"tailcut {metadata.version('tailcut')}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    demo.add_command(commands)
+    bench.add_command(commands)
+    return parser

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tailcut import _native
 
 SCATTER_SHARE = 0.5
 """t_B as a share of the deadline: SCATTER and GATHER move the same bytes, so each gets half."""
@@ -11,14 +11,10 @@ SCATTER_CAP_SHARE = 0.75
 """The cap from the first arrival: the rank that entered first still has a quarter left for its GATHER."""
 
 
-@dataclass(frozen=True)
-class StageBounds:
-    """Bounds of one op, in seconds: see rule 1 in docs/architecture.md."""
-
-    scatter_s: float
-    scatter_cap_s: float
-    deadline_s: float
-
-
-def fixed_bounds(deadline_s: float) -> StageBounds:
-    return StageBounds(SCATTER_SHARE * deadline_s, SCATTER_CAP_SHARE * deadline_s, deadline_s)
+def fixed_bounds(deadline_s: float) -> _native.Bounds:
+    deadline_ns = round(1e9 * deadline_s)
+    return _native.Bounds(
+        scatter_ns=round(SCATTER_SHARE * deadline_ns),
+        scatter_cap_ns=round(SCATTER_CAP_SHARE * deadline_ns),
+        deadline_ns=deadline_ns,
+    )

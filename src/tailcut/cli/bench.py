@@ -1,0 +1,125 @@
+"""``tailcut bench``: the options of each benchmark, and where its output goes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailcut.bench import machine, table
+from tailcut.bench.allreduce import DEFAULT_SIZES, Options, Row, run
+from tailcut.config import Config
+from tailcut.errors import ConfigError
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def add_command(commands: Commands) -> None:
+    parser = commands.add_parser("bench", help="measure, with results checked")
+    benchmarks = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
+    _add_allreduce(benchmarks)
+
+
+def _add_allreduce(benchmarks: Commands) -> None:
+    parser = benchmarks.add_parser(
+        "allreduce",
+        help="time per op over bucket sizes, on local workers",
+        description="Averages buckets over local worker processes and checks every result on every rank. "
+        "Times are those of the slowest rank of each op, after a barrier.",
+    )
+    parser.set_defaults(run=_run_allreduce)
+    add = parser.add_argument
+    add("--ranks", type=_integers, default=(4,), metavar="N[,N...]", help="workers (default: 4)")
+    add(
+        "--sizes",
+        type=_sizes,
+        default=DEFAULT_SIZES,
+        metavar="SIZE[,SIZE...]",
+        help="bucket sizes in bytes; K, M and G are powers of 1024 (default: 1K to 100M)",
+    )
+    add("--iters", type=int, metavar="N", help="timed ops per round (default: 100, fewer for large buckets)")
+    add("--warmup", type=int, default=3, metavar="N", help="ops before the first round of a size (default: 3)")
+    add("--rounds", type=int, default=7, metavar="N", help="rounds; each gives one ratio (default: 7)")
+    add("--against", choices=["gloo"], help="measure this too, in the same processes, taking turns")
+    add("--json", type=Path, metavar="FILE", help="write everything to FILE")
+    config = parser.add_argument_group("configuration of the group (see tailcut.Config)")
+    config.add_argument("--deadline", type=float, metavar="SECONDS", help="hard end of an op")
+    config.add_argument("--receive-buffer", type=_size, metavar="SIZE", help="socket buffer to ask for")
+    config.add_argument("--packet-bytes", type=_size, metavar="SIZE", help="largest payload of a packet")
+    config.add_argument("--no-offload", action="store_true", help="no UDP segmentation offload")
+
+
+def _run_allreduce(arguments: argparse.Namespace) -> None:
+    options = Options(
+        ranks=arguments.ranks,
+        sizes_bytes=arguments.sizes,
+        iters=arguments.iters,
+        warmup=arguments.warmup,
+        rounds=arguments.rounds,
+        sides=("tailcut", arguments.against) if arguments.against else ("tailcut",),
+        config=_config(arguments),
+    )
+    if arguments.json is not None:
+        _check_writable(arguments.json)
+    facts = machine.describe()
+    copied = machine.memcpy_bytes_per_s(machine.cores())
+    rows: list[Row] = []
+    progress = table.TerminalProgress() if sys.stderr.isatty() else table.PlainProgress()
+    print(f"# {facts['cpu']}, {facts['cores']} cores, Linux {facts['kernel']}; memcpy {copied / 1e9:.1f} GB/s on all cores")
+    try:
+        with closing(run(options, progress)) as results:
+            for row in results:
+                progress.clear()
+                if not rows or rows[-1].ranks != row.ranks:
+                    ceiling = machine.busbw_ceiling(row.ranks, copied) / 1e9
+                    print(f"# {row.ranks} ranks, {options.rounds} rounds; busbw if they only copied: {ceiling:.2f} GB/s")
+                    print(table.header(options))
+                print(table.line(row), flush=True)
+                rows.append(row)
+    finally:
+        progress.clear()
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(table.as_json(options, facts, copied, rows), indent=1) + "\n")
+
+
+def _config(arguments: argparse.Namespace) -> Config:
+    given = {
+        "deadline_s": arguments.deadline,
+        "receive_buffer_bytes": arguments.receive_buffer,
+        "packet_bytes": arguments.packet_bytes,
+        "offload": False if arguments.no_offload else None,
+    }
+    return Config(**{name: value for name, value in given.items() if value is not None})
+
+
+def _check_writable(path: Path) -> None:
+    """Before the measurement, not after it."""
+    try:
+        path.touch()
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _size(text: str) -> int:
+    digits, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in _UNITS else (text, "")
+    try:
+        return int(digits) * _UNITS.get(unit, 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 4096, 64K or 25M") from None
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_size(part) for part in text.split(","))
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 2,4,8") from None
