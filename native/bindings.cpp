@@ -161,6 +161,7 @@ void bind_udp(nb::module_& m) {
         .def("__init__", [](PeerSettings* self, std::uint32_t window_bytes, std::uint64_t pool_bytes, std::uint32_t packet_granules) {
                 new (self) PeerSettings{window_bytes, pool_bytes, packet_granules};
             }, "window_bytes"_a, "pool_bytes"_a, "packet_granules"_a);
+    m.def("credit_window_bytes", &credit_window_bytes, "buffer_bytes"_a, "ranks"_a);
     nb::class_<UdpLane>(m, "UdpLane")
         .def(nb::init<std::uint32_t, std::uint32_t, bool>(), "bind_ipv4"_a, "receive_buffer_bytes"_a, "offload"_a)
         .def_prop_ro("port", &UdpLane::port)

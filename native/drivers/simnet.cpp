@@ -87,7 +87,7 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
     settings.group_tag = mix(spec.seed);
     settings.window_ops = spec.window_ops;
     settings.pool_bytes = spec.pool_bytes;
-    settings.window_bytes = spec.socket_buffer_bytes / std::max(1, spec.ranks - 1);
+    settings.window_bytes = credit_window_bytes(spec.socket_buffer_bytes, spec.ranks);
     settings.bounds = spec.bounds;
     settings.first_seq = spec.first_seq;
     settings.record_fates = spec.record;

@@ -149,6 +149,7 @@ void UdpLane::run() {
     publish();
     {
         const std::lock_guard lock(shared_->mutex);
+        take_stats();
         shared_->ended = true;
     }
     shared_->reported.notify_all();
@@ -217,19 +218,25 @@ void UdpLane::publish() {
     shared_->reported.notify_all();
 }
 
+// Under the lock.
+void UdpLane::take_stats() {
+    LaneStats& stats = shared_->stats;
+    stats.protocol = endpoint_->counters();
+    stats.socket = socket_.counters();
+    stats.pool_used_bytes = endpoint_->memory().pool_used_bytes();
+    stats.memory_bytes = endpoint_->memory().total_bytes();
+    stats.next_seq = endpoint_->next_seq();
+    stats.contributing = endpoint_->contributing();
+    stats.rtt.resize(addresses_.size());
+    for (Rank rank = 0; rank < addresses_.size(); ++rank) stats.rtt[rank] = endpoint_->peer(rank).rtt();
+}
+
 void UdpLane::sleep() {
     {
         const std::lock_guard lock(shared_->mutex);
         if (!shared_->submissions.empty() || shared_->close_changed) return;
         shared_->asleep = true;
-        shared_->stats.protocol = endpoint_->counters();
-        shared_->stats.socket = socket_.counters();
-        shared_->stats.pool_used_bytes = endpoint_->memory().pool_used_bytes();
-        shared_->stats.memory_bytes = endpoint_->memory().total_bytes();
-        shared_->stats.next_seq = endpoint_->next_seq();
-        shared_->stats.contributing = endpoint_->contributing();
-        shared_->stats.rtt.resize(addresses_.size());
-        for (Rank rank = 0; rank < addresses_.size(); ++rank) shared_->stats.rtt[rank] = endpoint_->peer(rank).rtt();
+        take_stats();
     }
     pollfd waits[2] = {{socket_.descriptor(), static_cast<short>(POLLIN | (blocked_ ? POLLOUT : 0)), 0},
                        {wake_descriptor_, POLLIN, 0}};

@@ -68,6 +68,7 @@ private:
     bool send();
     void publish();
     void sleep();
+    void take_stats();
     void wake();
 
     const pid_t process_;

@@ -23,6 +23,12 @@ struct PeerSettings {
 // The kernel charges a datagram more than its bytes; measured at most this much more.
 inline constexpr std::uint32_t kDatagramOverheadBytes = 1536;
 
+// Each sender's share of a socket buffer of which the kernel reports `buffer_bytes`. Measured: nothing is dropped
+// while what is in flight, overhead included, stays within 0.7 of it; the rest is for FEEDBACK.
+inline std::uint32_t credit_window_bytes(std::uint32_t buffer_bytes, Rank ranks) {
+    return static_cast<std::uint32_t>(0.7 * buffer_bytes / std::max(1, ranks - 1));
+}
+
 // Serial-number order (RFC 1982) of wrapping 32-bit stamps.
 constexpr bool after(std::uint32_t a, std::uint32_t b) { return static_cast<std::int32_t>(a - b) > 0; }
 

@@ -126,14 +126,14 @@ class Group:
             lanes = [
                 _native.UdpLane(bind, config.receive_buffer_bytes, config.offload) for _ in range(config.lanes)
             ]
-        except OSError as error:
+        except RuntimeError as error:  # std::system_error
             raise ConfigError(f"cannot open a UDP socket on {config.address or 'any address'}: {error}") from error
-        card = make_card(
-            config, self.world_size, [lane.port for lane in lanes], min(lane.receive_buffer_bytes for lane in lanes)
-        )
+        buffer_bytes = min(lane.receive_buffer_bytes for lane in lanes)
+        window_bytes = _native.credit_window_bytes(buffer_bytes, self.world_size)
+        card = make_card(config, [lane.port for lane in lanes], window_bytes)
         roster = meet(store, name, self.rank, self.world_size, card, config)
         for index, lane in enumerate(lanes):
-            self._start(lane, index, roster, card.window_bytes)
+            self._start(lane, index, roster, window_bytes)
         return lanes
 
     def _start(self, lane: _native.UdpLane, index: int, roster: Roster, window_bytes: int) -> None:

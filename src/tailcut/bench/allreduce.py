@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -48,7 +48,7 @@ class Options:
                 raise ConfigError(f"ranks={ranks} must be between 1 and 256 local workers")
         for size_bytes in self.sizes_bytes:
             if size_bytes < 4 or size_bytes % 4:
-                raise ConfigError(f"size {size_bytes} must be a positive multiple of 4 bytes: buckets are float32")
+                raise ConfigError(f"size {size_bytes} must be a positive multiple of 4: buckets are float32")
         if self.iters is not None and self.iters < 1:
             raise ConfigError(f"iters={self.iters} must be at least 1")
         if self.warmup < 0:
@@ -80,8 +80,8 @@ class NoProgress:
         pass
 
 
-def run(options: Options, progress: Progress | None = None) -> Iterator[Row]:
-    """Measure; yields each row when it is complete. Raises WrongResultError, or PeerError for a lost worker."""
+def run(options: Options, progress: Progress | None = None) -> Generator[Row]:
+    """Measure; yields each row when it is complete. Raises WrongResultError, or PeerError for a worker."""
     for ranks in options.ranks:
         with tempfile.TemporaryDirectory(prefix="tailcut-bench-") as directory:
             plan = Plan(

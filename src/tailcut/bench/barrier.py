@@ -19,7 +19,7 @@ _NAP_S = 100e-6
 
 
 class Barrier:
-    """One rank's end. The ranks share a file of counters; a counter is how many phases its rank has reached."""
+    """One rank's end. All map one file of counters: how many phases each rank has reached."""
 
     def __init__(self, path: Path, rank: int, ranks: int) -> None:
         self._counters = np.memmap(path, dtype=np.int64, mode="r+", shape=(ranks, _STRIDE))[:, 0]

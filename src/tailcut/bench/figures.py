@@ -94,7 +94,7 @@ def percentile(values: list[float] | tuple[float, ...], q: float) -> float:
 
 
 def judge(by_rank: list[Samples], count: int) -> Round:
-    """Put the ranks' samples together. Raises WrongResultError when a fully delivered op is wrong on any rank."""
+    """Put the ranks' samples together. Raises WrongResultError when a delivered op is wrong on any rank."""
     side = by_rank[0].side
     ops = list(zip(*(samples.ops for samples in by_rank), strict=True))
     for op_index, op in enumerate(ops):
@@ -102,8 +102,8 @@ def judge(by_rank: list[Samples], count: int) -> Round:
         if wrong and all(sample.delivered == 1.0 for sample in op):
             raise WrongResultError(
                 f"{side} returned a wrong result: {count} coordinates over {len(by_rank)} ranks, round "
-                f"{by_rank[0].round_index}, op {op_index}: everything was delivered, yet ranks {wrong} differ from "
-                f"the mean (NMSE {max(sample.nmse for sample in op):.3g})"
+                f"{by_rank[0].round_index}, op {op_index}: everything was delivered, yet ranks {wrong} "
+                f"differ from the mean (NMSE {max(sample.nmse for sample in op):.3g})"
             )
     return Round(
         slowest_s=tuple(max(sample.elapsed_s for sample in op) for op in ops),

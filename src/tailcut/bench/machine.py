@@ -39,7 +39,9 @@ def describe() -> dict[str, str | int]:
 
 def memcpy_bytes_per_s(threads: int) -> float:
     """Bytes copied per second by ``threads`` threads at once, from and to memory; the best of a few."""
-    pairs = [(np.ones(_COPY_BYTES // 4, np.float32), np.ones(_COPY_BYTES // 4, np.float32)) for _ in range(threads)]
+    pairs = [
+        (np.ones(_COPY_BYTES // 4, np.float32), np.ones(_COPY_BYTES // 4, np.float32)) for _ in range(threads)
+    ]
     best_s = float("inf")
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(_COPY_ROUNDS):

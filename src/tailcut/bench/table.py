@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from tailcut.bench.allreduce import Options, Row
 from tailcut.bench.figures import Figures, Ratio, ratio
 
+
 def header(options: Options) -> str:
     """The lines above the first row."""
     bucket = f"{'size':>12}{'count':>12}"
@@ -40,11 +41,16 @@ def line(row: Row) -> str:
     return text + f"{100 * own.delivered:>13.5g}{own.nmse:>13.2g}"
 
 
-def as_json(options: Options, machine: dict[str, Any], memcpy_bytes_per_s: float, rows: list[Row]) -> dict[str, Any]:
+def as_json(
+    options: Options, machine: dict[str, Any], memcpy_bytes_per_s: float, rows: list[Row]
+) -> dict[str, Any]:
     """A whole run, down to the slowest rank's time of every op."""
     return {
         "benchmark": "allreduce",
-        "options": {**asdict(options), "iters_by_size": {s: options.iters_for(s) for s in options.sizes_bytes}},
+        "options": {
+            **asdict(options),
+            "iters_by_size": {s: options.iters_for(s) for s in options.sizes_bytes},
+        },
         "machine": machine,
         "memcpy_bytes_per_s": memcpy_bytes_per_s,
         "rows": [_row_as_json(row) for row in rows],

@@ -97,7 +97,10 @@ class Source:
 def measure(rank: int, send: Send, plan: Plan) -> None:
     """The worker's entry: sends one Samples for each step of the plan's schedule."""
     barrier = Barrier(plan.directory / "barrier", rank, plan.ranks)
-    sides = {name: open_side(rank, plan.ranks, plan.directory, plan.config) for name, open_side in plan.sides.items()}
+    sides = {
+        name: open_side(rank, plan.ranks, plan.directory, plan.config)
+        for name, open_side in plan.sides.items()
+    }
     current = -1
     for index, round_index, name in plan.schedule():
         if index != current:

@@ -97,7 +97,9 @@ class Workers:
     def _raise_if_killed(self) -> None:
         for rank, process in enumerate(self._processes):
             if process.exitcode is not None and process.exitcode < 0:
-                raise PeerError(f"the worker of rank {rank} was killed by {signal.Signals(-process.exitcode).name}")
+                raise PeerError(
+                    f"the worker of rank {rank} was killed by {signal.Signals(-process.exitcode).name}"
+                )
 
     def _raise_unless_finished(self, rank: int) -> None:
         process = self._processes[rank]

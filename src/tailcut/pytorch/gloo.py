@@ -17,7 +17,9 @@ try:
     import torch
     import torch.distributed as dist
 except ImportError as error:
-    raise ConfigError("comparing with Gloo needs torch, which is not installed: pip install tailcut[bench]") from error
+    raise ConfigError(
+        "comparing with Gloo needs torch, which is not installed: pip install tailcut[bench]"
+    ) from error
 
 
 class GlooGroup:
@@ -25,7 +27,9 @@ class GlooGroup:
 
     def __init__(self, rank: int, world_size: int, rendezvous: Path) -> None:
         if not dist.is_available() or not dist.is_gloo_available():
-            raise ConfigError("this torch was built without Gloo; install one with it: pip install tailcut[bench]")
+            raise ConfigError(
+                "this torch was built without Gloo; install one with it: pip install tailcut[bench]"
+            )
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         torch.set_num_threads(1)
         self._world_size = world_size

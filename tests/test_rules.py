@@ -1,0 +1,505 @@
+"""The twelve rules of an op (docs/architecture.md), one group of tests for each. All in virtual time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tailcut import ConfigError, Freeze, Partition, Report, Scenario, _native, simulate
+from tests import oracle
+
+DEADLINE_S = 0.1
+SCATTER_S = 0.05  # t_B: half of the deadline
+CAP_S = 0.075
+
+
+def mean_of(simulation, op: int, ranks) -> bytes:
+    return oracle.rank_order_mean([simulation.inputs[op][rank] for rank in ranks]).tobytes()
+
+
+def result(simulation, op: int, rank: int) -> bytes:
+    return simulation.results[op][rank].tobytes()
+
+
+# ---- rule 1: no barrier; SCATTER closes by the majority's clock -----------------------------------------------
+
+
+def test_rule_1_a_dead_rank_does_not_hold_up_the_shards_of_the_others() -> None:
+    simulation = simulate(Scenario(ranks=4, length=4096, freezes=[Freeze(3, 0.0, None)], record=True))
+    oracle.check(simulation)
+    for rank in range(3):
+        (report,) = simulation.reports(rank)
+        assert report.gather_lost == (0, 0, 0, 1)
+        assert report.missing_from == (3,)
+        assert report.scatter_s == pytest.approx(SCATTER_S, abs=1e-3)
+
+
+def test_rule_1_the_fastest_rank_does_not_start_the_clock_for_the_majority() -> None:
+    late_s = 0.06  # later than t_B after the first entry, within t_B of the majority's
+    simulation = simulate(Scenario(ranks=4, length=4096, compute_s=[[0, late_s, late_s, late_s]]))
+    for rank in range(4):
+        assert simulation.reports(rank)[0].status == "complete"
+        assert result(simulation, 0, rank) == mean_of(simulation, 0, range(4))
+
+
+def test_rule_1_scatter_closes_a_bound_after_the_majority_has_entered() -> None:
+    simulation = simulate(Scenario(ranks=4, length=4096, compute_s=[[0, 0.01, 0.01, 1.0]], record=True))
+    oracle.check(simulation)
+    (native,) = simulation.native.reports[0]
+    assert native.scatter_closed_at == pytest.approx((0.01 + SCATTER_S) * 1e9, abs=1e6)
+    assert simulation.reports(0)[0].scatter_lost == (0, 0, 0, 1)
+
+
+def test_rule_1_the_first_arrival_caps_the_wait_for_a_majority() -> None:
+    simulation = simulate(Scenario(ranks=4, length=4096, compute_s=[[0, 1.0, 1.0, 1.0]], record=True))
+    oracle.check(simulation)
+    (native,) = simulation.native.reports[0]
+    assert native.scatter_closed_at == pytest.approx(CAP_S * 1e9, abs=1e6)
+
+
+def test_rule_1_packets_for_ops_not_reached_wait_in_the_pool() -> None:
+    compute = [[0, 0, 0], [0, 0, 0.03], [0, 0, 0]]  # rank 2 enters op 1 late: the others are already there
+    simulation = simulate(Scenario(ranks=3, length=4096, ops=3, compute_s=compute, depth=3))
+    for op in range(3):
+        for rank in range(3):
+            assert result(simulation, op, rank) == mean_of(simulation, op, range(3))
+
+
+def test_rule_1_senders_do_not_overrun_the_pool_of_a_rank_that_is_behind() -> None:
+    compute = [[0, 0, 0.04]] + [[0, 0, 0]] * 7
+    scenario = Scenario(ranks=3, length=4096, ops=8, depth=8, compute_s=compute, pool_bytes=1 << 16)
+    simulation = simulate(scenario)  # room for one op of eight
+    for rank in range(3):
+        assert simulation.native.counters[rank].rejected["pool"] == 0
+        assert [result(simulation, op, rank) for op in range(8)] == [mean_of(simulation, op, range(3)) for op in range(8)]
+
+
+# ---- rule 2: owner duty does not wait for the owner's own gradient ---------------------------------------------
+
+
+def late_owner(**more) -> Scenario:
+    return Scenario(ranks=4, length=4096, compute_s=[[0, 0, 0.09, 0]], record=True, **more)
+
+
+def test_rule_2_a_rank_late_in_computing_costs_its_contribution_not_its_shard() -> None:
+    simulation = simulate(late_owner())
+    oracle.check(simulation)
+    for rank in (0, 1, 3):
+        (report,) = simulation.reports(rank)
+        assert report.status == "complete"
+        assert report.lost_frac == 0
+        assert result(simulation, 0, rank) == mean_of(simulation, 0, (0, 1, 3))
+
+
+def test_rule_2_the_late_rank_finds_the_result_and_sends_no_contribution() -> None:
+    simulation = simulate(late_owner())
+    (report,) = simulation.reports(2)
+    assert report.elapsed_s == 0
+    assert result(simulation, 0, 2) == mean_of(simulation, 0, (0, 1, 3))
+    contributions = [d for d in simulation.native.deliveries if d[1] == 2 and not d[4] and not d[5]]
+    assert contributions == []
+
+
+# ---- rule 3: behind, and further behind -----------------------------------------------------------------------
+
+
+def test_rule_3_a_rank_within_the_window_finds_its_results() -> None:
+    frozen = Freeze(3, 0.0, 0.5)  # five ops of the others, each ended by its deadline
+    simulation = simulate(
+        Scenario(ranks=4, length=4096, ops=12, compute_s=[[0.001] * 4] * 12, freezes=[frozen], record=True)
+    )
+    oracle.check(simulation)
+    reports = simulation.reports(3)
+    missed = [report for report in reports if report.lost_frac > 0.25]
+    assert all(report.behind_ops == 0 for report in reports)
+    assert missed == []  # only its own shard, which it could not serve, is missing
+    assert all(result(simulation, 11, rank) == mean_of(simulation, 11, range(4)) for rank in range(4))
+
+
+def test_rule_3_a_rank_beyond_the_window_jumps_to_the_groups_seq() -> None:
+    frozen = Freeze(3, 0.0, 1.0)
+    scenario = Scenario(
+        ranks=4, length=4096, ops=20, window_ops=4, compute_s=[[0.001] * 4] * 20, freezes=[frozen], record=True
+    )
+    simulation = simulate(scenario)
+    behind = [report for report in simulation.reports(3) if report.behind_ops]
+    assert behind
+    assert behind[0].behind_ops > 4
+    assert behind[0].elapsed_s < DEADLINE_S
+    assert not any(simulation.results[behind[0].seq][3])
+    after = simulation.reports(3)[simulation.reports(3).index(behind[-1]) + 1]
+    assert after.seq >= behind[0].seq + behind[0].behind_ops
+
+
+def behind_and_back(**more) -> list[Report]:
+    """Reports of rank 0, which owns a shard in every op, while rank 3 is beyond the window and comes back."""
+    scenario = Scenario(
+        ranks=4, length=4096, ops=30, window_ops=4, compute_s=[[0.001] * 4] * 30, freezes=[Freeze(3, 0.0, 1.0)], **more
+    )
+    simulation = simulate(scenario)
+    joined = next(i for i, report in enumerate(simulation.reports(3)) if report.behind_ops)
+    assert not simulation.reports(3)[joined + 1].contributed
+    return simulation.reports(0)
+
+
+def test_rule_3_a_rank_that_jumped_abstains_until_it_is_resynced() -> None:
+    reports = behind_and_back()
+    abstained = [report for report in reports if 3 in report.abstained]
+    assert abstained
+    assert all(report.status == "complete" for report in abstained[1:-1])  # nobody waits for it
+    assert reports[-1] in abstained or reports[-1].missing_from == (3,)
+
+
+def test_rule_3_a_resynced_rank_contributes_again() -> None:
+    assert any(report.abstained == () and not report.missing_from for report in behind_and_back(resync_before={3: 15}))
+
+
+def test_rule_3_one_rank_far_ahead_does_not_drag_the_others_along() -> None:
+    lie = _native.Header()
+    lie.type, lie.group_tag, lie.source, lie.seq, lie.stamp_us = 2, group_tag(seed=0), 1, 5000, 1
+    simulation = simulate(Scenario(ranks=4, length=1000, ops=3, injections=[(0.0, 0, lie.pack())]))
+    assert all(report.behind_ops == 0 for report in simulation.reports(0))
+    assert result(simulation, 2, 0) == mean_of(simulation, 2, range(4))
+
+
+# ---- rule 4: counts, not N -------------------------------------------------------------------------------------
+
+
+def test_rule_4_the_mean_is_over_what_arrived() -> None:
+    simulation = simulate(Scenario(ranks=5, length=20_000, loss=0.2, seed=4, record=True))
+    oracle.check(simulation)
+    (report,) = simulation.reports(0)
+    assert 0.05 < np.mean(report.scatter_lost) < 0.4
+
+
+def test_rule_4_packets_of_different_widths_align() -> None:
+    for packet_bytes in (256, 512, 1280):
+        simulation = simulate(Scenario(ranks=3, length=3000, packet_bytes=packet_bytes, trim=0.5, seed=9, record=True))
+        oracle.check(simulation)
+
+
+def test_rule_4_a_granule_that_nobody_delivered_travels_as_empty_and_is_zero() -> None:
+    empty = 0.0
+    for seed in range(5):
+        simulation = simulate(
+            Scenario(ranks=3, length=20_000, loss=0.5, seed=seed, compute_s=[[0.09, 0, 0]], packet_bytes=256, record=True)
+        )
+        oracle.check(simulation)
+        empty += simulation.reports(1)[0].gather_empty[0]
+    assert empty > 0
+
+
+# ---- rule 5: one arithmetic ------------------------------------------------------------------------------------
+
+
+def test_rule_5_the_reduction_is_in_rank_order_whatever_the_order_of_arrival() -> None:
+    for seed in range(10):
+        simulation = simulate(Scenario(ranks=8, length=5000, jitter_s=5e-3, seed=seed))
+        assert result(simulation, 0, seed % 8) == mean_of(simulation, 0, range(8))
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 1000])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7])
+def test_rule_5_the_fast_path_equals_the_scalar_path_bit_for_bit(ranks: int, length: int) -> None:
+    random = np.random.default_rng((ranks, length))
+    exponents = random.integers(-40, 38, (ranks, length))
+    inputs = [(random.standard_normal(length) * 10.0**e).astype(np.float32) for e in exponents]
+    simulation = simulate(Scenario(ranks=ranks, length=length), [inputs])
+    expected = []
+    for k in range(length):  # the scalar twin
+        total = inputs[0][k]
+        for contribution in inputs[1:]:
+            total = np.float32(total + contribution[k])
+        expected.append(np.float32(total / np.float32(ranks)))
+    assert result(simulation, 0, 0) == np.array(expected, np.float32).tobytes()
+
+
+# ---- rule 6: the owner applies what it sent --------------------------------------------------------------------
+
+
+def test_rule_6_without_gather_loss_all_replicas_are_bit_identical() -> None:
+    for seed in range(8):
+        compute = np.random.default_rng(seed).uniform(0, 0.09, (1, 5)).tolist()  # contributions go missing
+        simulation = simulate(Scenario(ranks=5, length=5000, compute_s=compute, seed=seed))
+        assert all(report.lost_frac == 0 for rank in range(5) for report in simulation.reports(rank))
+        assert len({result(simulation, 0, rank) for rank in range(5)}) == 1
+
+
+# ---- rule 7: ownership is hashed -------------------------------------------------------------------------------
+
+
+def test_rule_7_every_shard_has_one_owner_in_every_op() -> None:
+    for seq in range(100):
+        assert sorted(_native.owner_of(shard, seq, 7, 3) for shard in range(7)) == list(range(7))
+
+
+def test_rule_7_ownership_does_not_stick_when_ranks_divide_the_buckets_of_a_step() -> None:
+    ranks, buckets, steps = 4, 8, 2000
+    owners = Counter(_native.owner_of(0, buckets * step, ranks, 1) for step in range(steps))
+    assert all(abs(owners[rank] / steps - 1 / ranks) < 0.05 for rank in range(ranks))
+
+
+def test_rule_7_the_seed_decides() -> None:
+    sequences = {tuple(_native.owner_of(0, seq, 8, seed) for seq in range(64)) for seed in range(20)}
+    assert len(sequences) == 20
+
+
+# ---- rule 8: one domain for all ranks --------------------------------------------------------------------------
+
+
+def test_rule_8_randomness_never_reaches_the_values_of_the_raw_codec() -> None:
+    inputs = [[np.random.default_rng(rank).standard_normal(3000, np.float32) for rank in range(4)]]
+    results = {result(simulate(Scenario(ranks=4, length=3000, seed=seed), inputs), 0, 0) for seed in range(6)}
+    assert len(results) == 1
+
+
+# ---- rule 9: late is not lost ----------------------------------------------------------------------------------
+
+
+def test_rule_9_means_that_come_after_the_end_are_counted_and_kept_out_of_the_bucket() -> None:
+    scenario = Scenario(ranks=2, length=20_000, ops=2, delay_s=0.04, bytes_per_s=2e6, record=True)
+    simulation = simulate(scenario)
+    oracle.check(simulation)
+    assert simulation.reports(0)[0].lost_frac > 0
+    assert simulation.native.counters[0].late_gather_packets > 0
+
+
+# ---- rule 10: non-finite gradients are never averaged away -----------------------------------------------------
+
+
+def poisoned(value: float, at: int, ranks: int = 4, length: int = 4096, **more):
+    scenario = Scenario(ranks=ranks, length=length, **more)
+    inputs = [[scenario.bucket(0, rank) for rank in range(ranks)]]
+    inputs[0][1][at] = value
+    return simulate(scenario, inputs)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 1500, 4095])
+def test_rule_10_every_rank_sees_an_inf_or_nan_of_any_rank(value: float, at: int) -> None:
+    simulation = poisoned(value, at)
+    for rank in range(4):
+        assert simulation.reports(rank)[0].non_finite
+        assert not np.isfinite(simulation.results[0][rank]).all()
+
+
+def test_rule_10_it_is_seen_even_if_the_packet_that_holds_it_never_arrives() -> None:
+    shard = next(s for s in range(4) if _native.owner_of(s, 0, 4, 0) == 3)
+    begin, _ = _native.shard_range(4096, 4, shard)
+    simulation = poisoned(np.nan, begin + 5, freezes=[Freeze(3, 0.0, None)])  # its owner is dead
+    for rank in range(3):
+        assert simulation.reports(rank)[0].non_finite
+        assert not np.isfinite(simulation.results[0][rank]).all()
+
+
+def test_rule_10_finite_buckets_are_not_flagged() -> None:
+    simulation = poisoned(np.finfo(np.float32).max, 7)
+    assert not any(simulation.reports(rank)[0].non_finite for rank in range(4))
+
+
+def test_rule_10_an_overflow_in_the_sum_is_seen() -> None:
+    inputs = [[np.full(100, 3e38, np.float32) for _ in range(2)]]
+    simulation = simulate(Scenario(ranks=2, length=100), inputs)
+    assert all(simulation.reports(rank)[0].non_finite for rank in range(2))
+
+
+# ---- rule 11: everything from the network is hostile -----------------------------------------------------------
+
+
+def group_tag(seed: int) -> int:
+    """The tag that the simulated network gives the group of this seed (splitmix64)."""
+    mask = (1 << 64) - 1
+    x = (seed + 0x9E3779B97F4A7C15) & mask
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+    return x ^ (x >> 31)
+
+
+def shard_of(owner: int, seq: int) -> int:
+    return next(shard for shard in range(3) if _native.owner_of(shard, seq, 3, 0) == owner)
+
+
+def forged(**fields) -> _native.Header:
+    """A contribution of rank 1 to the first granule of rank 0's shard, before the fields are spoilt."""
+    header = _native.Header()
+    values = {"type": 1, "group_tag": group_tag(0), "source": 1, "shard": shard_of(0, fields.get("seq", 0)), "bucket_len": 3000, "count": 64}
+    for name, value in (values | {"entry_us": 0, "stamp_us": 1} | fields).items():
+        setattr(header, name, value)
+    return header
+
+
+ones = np.ones(64, np.float32).tobytes()
+HOSTILE = {
+    "short": forged().pack()[:47],
+    "version": b"\x7c\x02" + forged().pack()[2:] + ones,
+    "type": forged(flags=0x40).pack() + ones,
+    "group": forged(group_tag=1).pack() + ones,
+    "source": forged(source=3).pack() + ones,
+    "source-self": forged(source=0).pack() + ones,
+    "seq": forged(seq=64, flags=1, entry_us=0xFFFFFFFF, shard=shard_of(1, 64)).pack() + ones,
+    "seq-wrap": forged(seq=0xFFFFFFFF).pack() + ones,
+    "shape": forged(first=1000 - 64 + 64 * 1000).pack() + ones,
+    "shape-misaligned": forged(first=32).pack() + ones,
+    "shape-ragged": forged(count=63).pack() + ones[:-4],
+    "shape-shard": forged(shard=3).pack() + ones,
+    "shape-empty-count": forged(flags=2).pack(),
+    "shape-zero-count": forged(count=0).pack(),
+    "shape-long": forged().pack() + ones + b"\0",
+    "shape-overflow": forged(first=0xFFFFFFC0).pack() + ones,
+    "shape-not-entered": forged(entry_us=0xFFFFFFFF).pack() + ones,
+    "owner": forged(shard=(forged().shard + 1) % 3).pack() + ones,
+    "owner-gather": forged(flags=1).pack() + ones,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_rule_11_a_bad_datagram_is_counted_by_reason_and_dropped(name: str) -> None:
+    scenario = Scenario(ranks=3, length=3000, compute_s=[[0.001] * 3], injections=[(0.0, 0, HOSTILE[name])])
+    simulation = simulate(scenario)
+    rejected = simulation.native.counters[0].rejected
+    assert rejected.pop(name.split("-")[0]) == 1
+    assert not any(rejected.values())
+    for rank in range(3):
+        assert simulation.reports(rank)[0].status == "complete"
+        assert result(simulation, 0, rank) == mean_of(simulation, 0, range(3))
+
+
+def test_rule_11_a_length_that_no_pool_can_hold_is_refused_without_an_allocation() -> None:
+    huge = forged(bucket_len=0xFFFFFFFF).pack() + ones
+    simulation = simulate(Scenario(ranks=3, length=3000, compute_s=[[0.001] * 3], injections=[(0.0, 0, huge)]))
+    assert simulation.native.counters[0].rejected["pool"] == 1
+    assert all(simulation.reports(rank)[0].status == "complete" for rank in range(3))
+
+
+def test_rule_11_duplicates_are_counted_and_change_nothing() -> None:
+    simulation = simulate(Scenario(ranks=3, length=5000, duplicate=1.0))
+    assert simulation.native.counters[0].rejected["duplicate"] + simulation.native.counters[0].rejected["late"] > 0
+    assert all(result(simulation, 0, rank) == mean_of(simulation, 0, range(3)) for rank in range(3))
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 5, 8])
+@pytest.mark.parametrize("wrong", [0, 1, 1200, 3064])
+def test_rule_11_the_majoritys_length_is_served_and_the_offender_gets_an_error(ranks: int, wrong: int) -> None:
+    for offender in range(ranks):
+        simulation = simulate(Scenario(ranks=ranks, length=3000, ops=2, lengths={(0, offender): wrong}, seed=offender))
+        error, after = simulation.outcomes[offender]
+        assert isinstance(error, ConfigError)
+        assert f"rank {offender}" in str(error)
+        assert str(wrong) in str(error)
+        assert isinstance(after, Report)
+        others = [rank for rank in range(ranks) if rank != offender]
+        for rank in others:
+            first, second = simulation.outcomes[rank]
+            assert isinstance(first, Report)
+            assert first.status == second.status == "complete"
+            assert first.elapsed_s < SCATTER_S  # nobody waits for what the offender cannot deliver
+            assert result(simulation, 0, rank) == mean_of(simulation, 0, others)
+            assert result(simulation, 1, rank) == mean_of(simulation, 1, range(ranks))
+
+
+@pytest.mark.parametrize("lengths", [(3000, 2999), (0, 1), (64, 0)])
+def test_rule_11_two_ranks_that_disagree_both_get_an_error(lengths: tuple[int, int]) -> None:
+    simulation = simulate(Scenario(ranks=2, ops=1, lengths={(0, 0): lengths[0], (0, 1): lengths[1]}))
+    for rank in range(2):
+        (error,) = simulation.outcomes[rank]
+        assert isinstance(error, ConfigError)
+
+
+def test_rule_11_without_a_majority_everybody_gets_an_error() -> None:
+    simulation = simulate(Scenario(ranks=4, length=1000, lengths={(0, 2): 999, (0, 3): 999}))
+    assert all(isinstance(simulation.outcomes[rank][0], ConfigError) for rank in range(4))
+
+
+# ---- rule 12: the end ------------------------------------------------------------------------------------------
+
+
+def test_rule_12_close_lingers_until_the_peers_have_what_they_need() -> None:
+    late = Scenario(ranks=3, length=4096, freezes=[Freeze(2, 0.0, 0.09)], record=True)  # the others finish without it
+    simulation = simulate(late)
+    oracle.check(simulation)
+    (report,) = simulation.reports(2)
+    assert report.gather_lost == (0, 0, 0)
+    assert max(simulation.native.closed_at_ns) / 1e9 < 0.2
+
+
+def test_rule_12_close_does_not_wait_for_ever() -> None:
+    simulation = simulate(Scenario(ranks=3, length=100, freezes=[Freeze(2, 0.0, None)]))
+    for rank in (0, 1):
+        assert simulation.native.closed_at_ns[rank] / 1e9 <= 2 * DEADLINE_S + 1e-3
+
+
+def test_rule_12_peers_that_all_say_goodbye_part_at_once() -> None:
+    simulation = simulate(Scenario(ranks=4, length=1000))
+    assert max(simulation.native.closed_at_ns) / 1e9 < 0.01
+
+
+def test_rule_12_a_rank_that_has_left_is_not_waited_for() -> None:
+    simulation = simulate(Scenario(ranks=4, length=4096, ops=5, ops_by_rank={3: 2}, record=True))
+    for rank in range(3):
+        for report in simulation.reports(rank)[2:]:
+            assert report.status == "complete"
+            assert report.elapsed_s < SCATTER_S
+            assert report.gather_empty[3] == 1
+            assert report.abstained == (3,)
+
+
+def test_rule_12_seq_raises_before_it_wraps() -> None:
+    last = (1 << 32) - 1
+    simulation = simulate(Scenario(ranks=2, length=100, ops=3, first_seq=last - 2))
+    for rank in range(2):
+        first, second, third = simulation.outcomes[rank]
+        assert isinstance(first, Report)
+        assert isinstance(second, Report)
+        assert isinstance(third, ConfigError)
+        assert "2**32" in str(third)
+
+
+def test_rule_12_a_groups_tag_keeps_out_packets_of_an_earlier_life() -> None:
+    old = forged(group_tag=group_tag(seed=12345)).pack() + ones
+    simulation = simulate(Scenario(ranks=3, length=3000, injections=[(0.0, 0, old)] * 10))
+    assert simulation.native.counters[0].rejected["group"] == 10
+
+
+# ---- what the rules say together -------------------------------------------------------------------------------
+
+
+def test_a_partition_ends_by_the_deadline_on_both_sides() -> None:
+    simulation = simulate(
+        Scenario(ranks=4, length=4096, ops=3, partitions=[Partition(0.0, 0.35, (0, 1))], record=True)
+    )
+    oracle.check_deadlines(simulation)
+    oracle.check(simulation)
+    assert simulation.reports(0)[0].missing_from == (2, 3)
+    assert simulation.reports(2)[0].missing_from == (0, 1)
+
+
+def test_thirty_percent_loss_ends_by_the_deadline() -> None:
+    simulation = simulate(Scenario(ranks=8, length=50_000, ops=3, loss=0.3, record=True))
+    oracle.check_deadlines(simulation)
+    oracle.check(simulation)
+
+
+def test_credit_never_overruns_a_socket_buffer() -> None:
+    """Seven senders and a receiver that stands still for a moment, in the middle of a transfer."""
+    for buffer_bytes in (1 << 17, 1 << 20):
+        simulation = simulate(
+            Scenario(
+                ranks=8,
+                length=200_000,
+                freezes=[Freeze(0, 0.0005, 0.02)],
+                socket_buffer_bytes=buffer_bytes,
+                bytes_per_s=1e9,
+            )
+        )
+        assert simulation.native.fates["socket_drop"] == 0
+        assert all(result(simulation, 0, rank) == mean_of(simulation, 0, range(8)) for rank in range(8))
+
+
+def test_lost_feedback_does_not_stop_the_flow() -> None:
+    simulation = simulate(
+        Scenario(ranks=2, length=100_000, loss=0.05, seed=3, socket_buffer_bytes=1 << 15, deadline_s=1.0, record=True)
+    )
+    oracle.check(simulation)
+    assert simulation.reports(0)[0].lost_frac < 0.15
