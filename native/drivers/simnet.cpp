@@ -242,6 +242,9 @@ void Sim::pump(Rank rank) {
         send(rank, out);
     }
     if (host.leaving && (host.endpoint->drained() || now_ >= host.linger_until)) {
+        Outgoing out;
+        host.endpoint->leave();
+        while (host.endpoint->transmit(now_, out)) send(rank, out);
         host.closed = true;
         result_.closed_at[rank] = now_;
         --open_hosts_;

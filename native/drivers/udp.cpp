@@ -146,6 +146,9 @@ void UdpLane::run() {
         if (!busy) sleep();
     }
     endpoint_->abort(clock_now());
+    send();
+    endpoint_->leave();
+    send();
     publish();
     {
         const std::lock_guard lock(shared_->mutex);

@@ -66,8 +66,16 @@ void Endpoint::abort(Time now) {
 
 void Endpoint::say_goodbye() {
     closing_ = true;
+    goodbye_seq_ = next_seq_;
     for (Peer& peer : peers_) peer.goodbye_due = true;
     mark_all_ready();
+}
+
+void Endpoint::leave() {
+    say_goodbye();
+    for (const auto& [seq, slot] : slots_)
+        for (const auto& op : slot.variants)
+            if (!retired(seq, *op)) goodbye_seq_ = std::min(goodbye_seq_, seq);
 }
 
 bool Endpoint::drained() const {
@@ -121,7 +129,7 @@ void Endpoint::on_goodbye(Time now, const wire::Header& header) {
     peer.settle(now, header.echo_us);
     peer.feedback_due |= (header.flags & wire::kReplyWanted) != 0;
     mark_ready(header.source);
-    if (peer.gone) return;
+    if (peer.gone && header.seq >= peer.gone_seq) return;
     note_entered(now, header.source, header.seq);
     peer.gone = true;
     peer.gone_seq = header.seq;

@@ -50,8 +50,9 @@ public:
     // The local rank enters its next op. The bucket must stay valid until the report of `ticket`.
     void submit(Time now, Ticket ticket, std::span<float> bucket, const Bounds& bounds);
     void resynced() { contributing_ = true; }   // the state was copied from a peer: contribute again
-    void abort(Time now);                       // end the ops in flight
     void say_goodbye();                         // enter no more ops, go on serving
+    void abort(Time now);                       // end the ops in flight with what has arrived
+    void leave();                               // the last word: what is not sent by now will not be
     bool drained() const;                       // nothing left to serve, and every peer has said goodbye
 
     void receive(Time now, std::span<const std::byte> datagram);
@@ -112,6 +113,7 @@ private:
     Seq next_seq_;
     std::size_t in_flight_ = 0;   // ops entered and not finished
     bool contributing_ = true, closing_ = false;
+    Seq goodbye_seq_ = 0;   // the first op that we neither enter nor serve
     std::deque<Rank> ready_;
     std::uint32_t burst_granules_ = 0;   // sent in a row to the peer at the front of ready_
     Time next_probe_ = kNever;   // no probe is due before

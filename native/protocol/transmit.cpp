@@ -119,7 +119,7 @@ void Endpoint::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outg
     out.header.flags = reply_wanted ? wire::kReplyWanted : 0;
     out.header.group_tag = settings_.group_tag;
     out.header.source = settings_.shape.self;
-    out.header.seq = next_seq_;
+    out.header.seq = type == wire::Type::kGoodbye ? goodbye_seq_ : next_seq_;
     out.header.echo_us = peer.report_latest();
     out.header.stamp_us = peer.next_stamp(now);
     peer.told_entered = next_seq_;

@@ -52,7 +52,7 @@ struct Header {
     std::uint64_t group_tag = 0;
     std::uint16_t source = 0;
     std::uint16_t shard = 0;
-    std::uint32_t seq = 0;              // DATA: the op; FEEDBACK, GOODBYE: ops the source has entered
+    std::uint32_t seq = 0;              // DATA: the op; FEEDBACK: ops entered; GOODBYE: first op neither entered nor served
     std::uint32_t bucket_len = 0;       // coordinates
     std::uint32_t first = 0;            // DATA: first coordinate of the run, within its shard
     std::uint32_t echo_us = 0;          // FEEDBACK: the latest stamp_us received from the destination

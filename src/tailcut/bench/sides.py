@@ -22,7 +22,7 @@ class Side(Protocol):
         """Average over the ranks, in place. This call is what is timed. None: everything arrived."""
 
     def tolerance(self) -> float:
-        """How far a correct coordinate may be from the mean taken in rank order, in units of the largest input."""
+        """How far a correct coordinate may be from the rank-order mean, in units of the largest input."""
 
     def close(self) -> None: ...
 
@@ -56,7 +56,7 @@ class GlooSide:
         self._group.allreduce(array)
 
     def tolerance(self) -> float:
-        # It adds in another order: each of the sums rounds by at most half a unit in the last place of its size.
+        # It adds in another order: each sum rounds by at most half a unit in its last place.
         return self._ranks * 2.0**-23
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class GlooSide:
 
 
 def delivered_frac(report: Report | None, rank: int) -> float:
-    """The share of what the peers owed this rank (contributions to its shard, and their means) that arrived."""
+    """The share of what the peers owed this rank, contributions to its shard and means, that arrived."""
     if report is None:
         return 1.0
     if report.status == "behind":

@@ -37,7 +37,7 @@ class Plan:
     directory: Path
 
     def schedule(self) -> Iterator[tuple[int, int, str]]:
-        """``(count_index, round, side)`` in the order of execution; every second round the sides change places."""
+        """``(count_index, round, side)`` in order; every second round the sides change places."""
         names = list(self.sides)
         for index in range(len(self.counts)):
             for round_index in range(self.rounds):
@@ -53,7 +53,7 @@ class Sample:
     delivered: float
     nmse: float
     correct: bool
-    """Within the side's tolerance of the mean in rank order. May be False only if something was not delivered."""
+    """Within the side's tolerance of the rank-order mean. False is an error if everything was delivered."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Source:
     """A rank's input and the right answer, for op after op.
 
     Op k reads its bucket from one long random vector, from coordinate k on; the mean is taken coordinate by
-    coordinate, so its answer is read from the long mean at the same place. No op can pass with the result of another.
+    coordinate, so its answer is in the long mean at the same place. No op can pass with another's result.
     """
 
     def __init__(self, rank: int, ranks: int, count: int, ops: int) -> None:

@@ -1,4 +1,4 @@
-"""Local worker processes that never outlive their parent: started together, heard through pipes, killed together.
+"""Local worker processes that never outlive their parent: started, heard and killed together.
 
 Knows nothing of what the workers do.
 """

@@ -44,9 +44,7 @@ def _add_allreduce(benchmarks: Commands) -> None:
         help="bucket sizes in bytes; K, M and G are powers of 1024 (default: 1K to 100M)",
     )
     add("--iters", type=int, metavar="N", help="timed ops per round (default: 100, fewer for large buckets)")
-    add(
-        "--warmup", type=int, default=3, metavar="N", help="ops before the first round of a size (default: 3)"
-    )
+    add("--warmup", type=int, default=3, metavar="N", help="ops before a size's first round (default: 3)")
     add("--rounds", type=int, default=7, metavar="N", help="rounds; each gives one ratio (default: 7)")
     add("--against", choices=["gloo"], help="measure this too, in the same processes, taking turns")
     add("--json", type=Path, metavar="FILE", help="write everything to FILE")
@@ -73,18 +71,14 @@ def _run_allreduce(arguments: argparse.Namespace) -> None:
     copied = machine.memcpy_bytes_per_s(machine.cores())
     rows: list[Row] = []
     progress = table.TerminalProgress() if sys.stderr.isatty() else table.PlainProgress()
-    print(
-        f"# {facts['cpu']}, {facts['cores']} cores, Linux {facts['kernel']}; memcpy {copied / 1e9:.1f} GB/s on all cores"
-    )
+    print(f"# {facts['cpu']}, {facts['cores']} cores, Linux {facts['kernel']}")
+    print(f"# memcpy on all cores: {copied / 1e9:.1f} GB/s")
     try:
         with closing(run(options, progress)) as results:
             for row in results:
                 progress.clear()
                 if not rows or rows[-1].ranks != row.ranks:
-                    ceiling = machine.busbw_ceiling(row.ranks, copied) / 1e9
-                    print(
-                        f"# {row.ranks} ranks, {options.rounds} rounds; busbw if they only copied: {ceiling:.2f} GB/s"
-                    )
+                    print(_title(options, row.ranks, copied))
                     print(table.header(options))
                 print(table.line(row), flush=True)
                 rows.append(row)
@@ -92,6 +86,11 @@ def _run_allreduce(arguments: argparse.Namespace) -> None:
         progress.clear()
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(table.as_json(options, facts, copied, rows), indent=1) + "\n")
+
+
+def _title(options: Options, ranks: int, copied_bytes_per_s: float) -> str:
+    ceiling = machine.busbw_ceiling(ranks, copied_bytes_per_s)
+    return f"# {ranks} ranks, {options.rounds} rounds; busbw if they only copied: {ceiling / 1e9:.2f} GB/s"
 
 
 def _config(arguments: argparse.Namespace) -> Config:

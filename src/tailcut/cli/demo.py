@@ -15,6 +15,6 @@ def add_command(commands: Commands) -> None:
     parser = commands.add_parser(
         "demo",
         help="freeze one of four workers and see what it costs the others",
-        description="Four local workers average vectors while one of them is frozen for a moment. Takes about 12 s.",
+        description="Four local workers average vectors while one is frozen for a moment. Takes about 12 s.",
     )
     parser.set_defaults(run=lambda arguments: demo.run())

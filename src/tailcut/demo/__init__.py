@@ -17,7 +17,7 @@ from tailcut.demo.worker import Board, Script
 
 
 def run(script: Script | None = None, stream: TextIO | None = None) -> Story:
-    """Play the script with a live display, then print what it cost. Leaves no process behind, whatever happens."""
+    """Play the script with a live display, then print what it cost. Leaves no process behind."""
     script = script or Script()
     stream = stream or sys.stdout
     print(_introduction(script), end="\n\n", file=stream, flush=True)
@@ -32,7 +32,7 @@ def run(script: Script | None = None, stream: TextIO | None = None) -> Story:
 
 def _introduction(script: Script) -> str:
     return (
-        f"{script.ranks} workers average {4 * script.count / 1e6:.1f} MB over and over; every op ends by its deadline of "
-        f"{1e3 * script.deadline_s:.0f} ms.\n"
-        f"After {script.before_s:g} s rank {script.frozen_rank} is frozen (SIGSTOP) for {script.freeze_s:g} s."
+        f"{script.ranks} workers average {4 * script.count / 1e6:.1f} MB over and over; "
+        f"every op ends by its deadline of {1e3 * script.deadline_s:.0f} ms.\n"
+        f"After {script.before_s:g} s, rank {script.frozen_rank} is frozen for {script.freeze_s:g} s."
     )

@@ -19,6 +19,7 @@ class Phase:
     ops: int
     p50_s: float
     p99_s: float
+    max_s: float
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,10 @@ def summarize(story: Story) -> Summary:
 def _phase(name: str, healthy: list[Op], from_s: float, until_s: float) -> Phase:
     inside = [op for op in healthy if from_s < op.ended_s <= until_s]
     if not inside:
-        return Phase(name, 0, 0.0, 0.0)
-    p50_s, p99_s = np.percentile(
-        [op.ended_s - op.entered_s for op in inside], (50, 99), method="inverted_cdf"
-    )
-    return Phase(name, _count(inside, lambda _: True), float(p50_s), float(p99_s))
+        return Phase(name, 0, 0.0, 0.0, 0.0)
+    times_s = [op.ended_s - op.entered_s for op in inside]
+    p50_s, p99_s = np.percentile(times_s, (50, 99), method="inverted_cdf")
+    return Phase(name, _count(inside, lambda _: True), float(p50_s), float(p99_s), max(times_s))
 
 
 def _count(ops: list[Op], matches: Callable[[Op], bool]) -> int:
@@ -91,45 +91,49 @@ def _catch_up_s(story: Story, healthy: list[Op]) -> float:
     last_end_s: dict[int, float] = {}
     for op in healthy:
         last_end_s[op.report.seq] = max(op.ended_s, last_end_s.get(op.report.seq, 0.0))
-    released = [op for op in story.ops[story.script.frozen_rank] if op.ended_s > story.released_at_s]
-    with_the_others = [op.entered_s for op in released if op.entered_s < last_end_s.get(op.report.seq, 0.0)]
-    caught_up_at_s = min(with_the_others, default=released[-1].ended_s)
-    return max(0.0, caught_up_at_s - story.released_at_s)
+    own = story.ops[story.script.frozen_rank]
+    entered = (op for op in own if op.entered_s > story.released_at_s)
+    together = (op.entered_s for op in entered if op.entered_s < last_end_s.get(op.report.seq, 0.0))
+    return next(together, own[-1].ended_s) - story.released_at_s
 
 
 def render(summary: Summary, story: Story) -> str:
     """The summary for a person."""
     script, frozen = story.script, story.script.frozen_rank
-    lines = [
-        f"{summary.ops} ops of {4 * script.count / 1e6:.1f} MB on {script.ranks} ranks, "
-        f"deadline {1e3 * script.deadline_s:.0f} ms; rank {frozen} was frozen for {summary.freeze_s:.2f} s.",
-        "",
-        f"{'time per op on the other ranks':<32}{'ops':>6}{'p50':>12}{'p99':>12}",
-    ]
-    for phase in summary.phases:
-        times = (
-            f"{1e3 * phase.p50_s:>9.1f} ms{1e3 * phase.p99_s:>9.1f} ms"
-            if phase.ops
-            else f"{'-':>12}{'-':>12}"
-        )
-        lines.append(f"  {phase.name:<30}{phase.ops:>6}{times}")
-    lines += ["", f"{'lost of the results':<32}{'ops':>6}{'in results':>12}{'share':>12}"]
-    for rank, (lost, ops) in enumerate(zip(summary.lost_results, summary.ops_by_rank, strict=True)):
-        lines.append(f"  {f'rank {rank}':<30}{ops:>6}{lost:>12.2f}{lost / ops:>12.2%}")
-    frozen_phase = summary.phases[1]
+    meanwhile = summary.phases[1]
     return "\n".join(
         [
-            *lines,
+            f"{summary.ops} ops of {4 * script.count / 1e6:.1f} MB on {script.ranks} ranks, deadline "
+            f"{1e3 * script.deadline_s:.0f} ms; rank {frozen} was frozen for {summary.freeze_s:.2f} s.",
+            "",
+            f"{'time per op on the other ranks':<32}{'ops':>6}{'p50':>12}{'p99':>12}{'longest':>12}",
+            *map(_phase_row, summary.phases),
+            "",
+            f"{'lost of the results':<32}{'ops':>6}{'in results':>12}{'share':>12}",
+            *(
+                f"  {f'rank {rank}':<30}{ops:>6}{lost:>12.2f}{lost / ops:>12.2%}"
+                for rank, (lost, ops) in enumerate(
+                    zip(summary.lost_results, summary.ops_by_rank, strict=True)
+                )
+            ),
             "",
             f"{summary.missed_contributions} ops went without rank {frozen}'s contribution or a part of it.",
-            f"At its release rank {frozen} was {summary.behind_ops} ops behind; it {_how_it_caught_up(summary)}.",
-            f"A collective that waits would have stood still on every rank for {summary.freeze_s:.2f} s; "
-            f"here {frozen_phase.ops} ops were done meanwhile, none longer than its deadline.",
+            f"At its release rank {frozen} was {summary.behind_ops} ops behind; it {_how(summary)}",
+            f"and was with the others again after {summary.catch_up_s:.2f} s.",
+            f"A collective that waits would have stood still on every rank for {summary.freeze_s:.2f} s;",
+            f"here {meanwhile.ops} ops were done meanwhile, the longest in {1e3 * meanwhile.max_s:.0f} ms.",
         ]
     )
 
 
-def _how_it_caught_up(summary: Summary) -> str:
+def _phase_row(phase: Phase) -> str:
+    if not phase.ops:
+        return f"  {phase.name:<30}{0:>6}"
+    times = "".join(f"{1e3 * t:>9.1f} ms" for t in (phase.p50_s, phase.p99_s, phase.max_s))
+    return f"  {phase.name:<30}{phase.ops:>6}{times}"
+
+
+def _how(summary: Summary) -> str:
     if summary.skipped_ops:
-        return f"was past the window, skipped {summary.skipped_ops} ops and was with the others after {summary.catch_up_s:.2f} s"
-    return f"found its results waiting, op by op, and was with the others after {summary.catch_up_s:.2f} s"
+        return f"was past the window, skipped {summary.skipped_ops} ops"
+    return "found the results it had missed, op by op,"

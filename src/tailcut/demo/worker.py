@@ -56,7 +56,7 @@ class Op:
 
 
 class Board:
-    """A file that all processes map: a row per rank, written by it alone, and the end, written by the parent."""
+    """Memory that all processes map: a row per rank, written by it alone; the end, by the parent."""
 
     def __init__(self, directory: Path, ranks: int, *, create: bool = False) -> None:
         mode: Literal["w+", "r+"] = "w+" if create else "r+"

@@ -33,8 +33,7 @@ class GlooGroup:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         torch.set_num_threads(1)
         self._world_size = world_size
-        store = dist.FileStore(str(rendezvous), world_size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
 
     def allreduce(self, array: npt.NDArray[np.float32]) -> None:
         """Average ``array`` over the ranks, in place; returns when it is done."""
