@@ -26,8 +26,10 @@ std::span<const std::byte> span_of(const nb::bytes& bytes) {
     return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
 }
 
-nb::dict rejected(const Counters& counters) {
-    nb::dict reasons;
+using Counts = nb::typed<nb::dict, nb::str, std::uint64_t>;
+
+Counts rejected(const Counters& counters) {
+    Counts reasons;
     for (std::size_t k = 0; k < wire::kRejectReasons; ++k)
         reasons[wire::name(static_cast<wire::Reject>(k))] = counters.rejected[k];
     return reasons;
@@ -70,12 +72,19 @@ void bind_wire(nb::module_& m) {
         "datagram"_a);
     m.attr("HEADER_BYTES") = wire::kHeaderBytes;
     m.attr("GRANULE") = kGranule;
-    m.def("owner_of", [](Rank shard, Seq seq, Rank ranks, std::uint64_t seed) { return Shape{0, ranks, seed}.owner(shard, seq); },
-          "shard"_a, "seq"_a, "ranks"_a, "seed"_a);
-    m.def("shard_range", [](std::uint32_t bucket_len, Rank ranks, Rank shard) {
+    m.def(
+        "owner_of",
+        [](Rank shard, Seq seq, Rank ranks, std::uint64_t seed) {
+            return Shape{0, ranks, seed}.owner(shard, seq);
+        },
+        "shard"_a, "seq"_a, "ranks"_a, "seed"_a);
+    m.def(
+        "shard_range",
+        [](std::uint32_t bucket_len, Rank ranks, Rank shard) {
             const Layout layout{bucket_len, ranks};
             return std::pair(layout.begin(shard), layout.begin(shard) + layout.length(shard));
-        }, "bucket_len"_a, "ranks"_a, "shard"_a);
+        },
+        "bucket_len"_a, "ranks"_a, "shard"_a);
 }
 
 void bind_reports(nb::module_& m) {
@@ -110,13 +119,15 @@ void bind_reports(nb::module_& m) {
         .def_ro("received_packets", &OpReport::received_packets)
         .def_ro("received_bytes", &OpReport::received_bytes)
         .def_ro("trimmed_packets", &OpReport::trimmed_packets)
-        .def("contributions", [](const OpReport& report) {   // by rank, a byte per granule of the own shard
-            const Layout layout{report.bucket_len, static_cast<Rank>(report.contributions.size())};
-            std::vector<nb::bytes> all;
-            for (const auto& set : report.contributions) all.push_back(granule_bytes(set, layout.granules(report.own_shard)));
-            return all;
-        })
-        .def("held", [](const OpReport& report) {   // by shard, a byte per granule
+        .def("contributions",
+             [](const OpReport& report) {  // by rank, a byte per granule of the own shard
+                 const Layout layout{report.bucket_len, static_cast<Rank>(report.contributions.size())};
+                 std::vector<nb::bytes> all;
+                 for (const auto& set : report.contributions)
+                     all.push_back(granule_bytes(set, layout.granules(report.own_shard)));
+                 return all;
+             })
+        .def("held", [](const OpReport& report) {  // by shard, a byte per granule
             const Layout layout{report.bucket_len, static_cast<Rank>(report.held.size())};
             std::vector<nb::bytes> all;
             for (Rank shard = 0; shard < report.held.size(); ++shard)
@@ -136,9 +147,12 @@ void bind_reports(nb::module_& m) {
         .def_ro("dropped_history", &Counters::dropped_history)
         .def_prop_ro("rejected", &rejected);
     nb::class_<Bounds>(m, "Bounds")
-        .def("__init__", [](Bounds* self, Duration scatter_ns, Duration scatter_cap_ns, Duration deadline_ns) {
+        .def(
+            "__init__",
+            [](Bounds* self, Duration scatter_ns, Duration scatter_cap_ns, Duration deadline_ns) {
                 new (self) Bounds{scatter_ns, scatter_cap_ns, deadline_ns};
-            }, "scatter_ns"_a, "scatter_cap_ns"_a, "deadline_ns"_a);
+            },
+            "scatter_ns"_a, "scatter_cap_ns"_a, "deadline_ns"_a);
 }
 
 void bind_udp(nb::module_& m) {
@@ -158,53 +172,68 @@ void bind_udp(nb::module_& m) {
         .def_ro("next_seq", &LaneStats::next_seq)
         .def_ro("contributing", &LaneStats::contributing);
     nb::class_<PeerSettings>(m, "PeerSettings")
-        .def("__init__", [](PeerSettings* self, std::uint32_t window_bytes, std::uint64_t pool_bytes, std::uint32_t packet_granules) {
+        .def(
+            "__init__",
+            [](PeerSettings* self, std::uint32_t window_bytes, std::uint64_t pool_bytes,
+               std::uint32_t packet_granules) {
                 new (self) PeerSettings{window_bytes, pool_bytes, packet_granules};
-            }, "window_bytes"_a, "pool_bytes"_a, "packet_granules"_a);
+            },
+            "window_bytes"_a, "pool_bytes"_a, "packet_granules"_a);
     m.def("credit_window_bytes", &credit_window_bytes, "buffer_bytes"_a, "ranks"_a);
     nb::class_<UdpLane>(m, "UdpLane")
-        .def(nb::init<std::uint32_t, std::uint32_t, bool>(), "bind_ipv4"_a, "receive_buffer_bytes"_a, "offload"_a)
+        .def(nb::init<std::uint32_t, std::uint32_t, bool>(), "bind_ipv4"_a, "receive_buffer_bytes"_a,
+             "offload"_a)
         .def_prop_ro("port", &UdpLane::port)
         .def_prop_ro("receive_buffer_bytes", &UdpLane::receive_buffer_bytes)
-        .def("start",
-             [](UdpLane& lane, Rank rank, Rank ranks, std::uint64_t seed, std::uint64_t group_tag, Seq window_ops,
-                std::size_t pool_bytes, std::uint32_t window_bytes, const Bounds& bounds,
-                const std::vector<PeerSettings>& peers, const std::vector<std::pair<std::uint32_t, std::uint16_t>>& addresses) {
-                 Settings settings;
-                 settings.shape = {rank, ranks, seed};
-                 settings.group_tag = group_tag;
-                 settings.window_ops = window_ops;
-                 settings.pool_bytes = pool_bytes;
-                 settings.window_bytes = window_bytes;
-                 settings.bounds = bounds;
-                 std::vector<Address> to;
-                 for (const auto& [ipv4, port] : addresses) to.push_back({ipv4, port});
-                 lane.start(settings, peers, std::move(to));
-             },
-             "rank"_a, "ranks"_a, "seed"_a, "group_tag"_a, "window_ops"_a, "pool_bytes"_a, "window_bytes"_a,
-             "bounds"_a, "peers"_a, "addresses"_a, nb::call_guard<nb::gil_scoped_release>())
-        .def("submit", [](UdpLane& lane, const Bucket& bucket, const Bounds& bounds) {
+        .def(
+            "start",
+            [](UdpLane& lane, Rank rank, Rank ranks, std::uint64_t seed, std::uint64_t group_tag,
+               Seq window_ops, std::size_t pool_bytes, std::uint32_t window_bytes, const Bounds& bounds,
+               const std::vector<PeerSettings>& peers,
+               const std::vector<std::pair<std::uint32_t, std::uint16_t>>& addresses) {
+                Settings settings;
+                settings.shape = {rank, ranks, seed};
+                settings.group_tag = group_tag;
+                settings.window_ops = window_ops;
+                settings.pool_bytes = pool_bytes;
+                settings.window_bytes = window_bytes;
+                settings.bounds = bounds;
+                std::vector<Address> to;
+                for (const auto& [ipv4, port] : addresses) to.push_back({ipv4, port});
+                lane.start(settings, peers, std::move(to));
+            },
+            "rank"_a, "ranks"_a, "seed"_a, "group_tag"_a, "window_ops"_a, "pool_bytes"_a, "window_bytes"_a,
+            "bounds"_a, "peers"_a, "addresses"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "submit",
+            [](UdpLane& lane, const Bucket& bucket, const Bounds& bounds) {
                 const auto values = span_of(bucket);
                 const nb::gil_scoped_release release;
                 return lane.submit(values, bounds);
-            }, "bucket"_a, "bounds"_a)
-        .def("wait", [](UdpLane& lane, Ticket ticket, Duration timeout_ns) {
+            },
+            "bucket"_a, "bounds"_a)
+        .def(
+            "wait",
+            [](UdpLane& lane, Ticket ticket, Duration timeout_ns) {
                 std::optional<OpReport> report(std::in_place);
                 const nb::gil_scoped_release release;
                 if (!lane.wait(ticket, timeout_ns, *report)) report.reset();
                 return report;
-            }, "ticket"_a, "timeout_ns"_a)
-        .def("take_reports", [](UdpLane& lane) {
-                const nb::gil_scoped_release release;
-                return lane.take_reports();
-            })
+            },
+            "ticket"_a, "timeout_ns"_a)
+        .def("take_reports",
+             [](UdpLane& lane) {
+                 const nb::gil_scoped_release release;
+                 return lane.take_reports();
+             })
         .def("resynced", &UdpLane::resynced, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &UdpLane::close, "linger_ns"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("join", &UdpLane::join, "timeout_ns"_a, nb::call_guard<nb::gil_scoped_release>())
-        .def("stats", [](const UdpLane& lane) {
-                const nb::gil_scoped_release release;
-                return lane.stats();
-            })
+        .def("stats",
+             [](const UdpLane& lane) {
+                 const nb::gil_scoped_release release;
+                 return lane.stats();
+             })
         .def("abandon", &UdpLane::abandon);
 }
 
@@ -233,41 +262,55 @@ void bind_simulation(nb::module_& m) {
         .def_rw("resync_before", &SimSpec::resync_before)
         .def_rw("depth", &SimSpec::depth)
         .def_rw("record", &SimSpec::record)
-        .def("freeze", [](SimSpec& spec, Rank rank, Time from_ns, std::optional<Time> until_ns) {
+        .def(
+            "freeze",
+            [](SimSpec& spec, Rank rank, Time from_ns, std::optional<Time> until_ns) {
                 spec.freezes.push_back({rank, from_ns, until_ns.value_or(kNever)});
-            }, "rank"_a, "from_ns"_a, "until_ns"_a.none())
-        .def("partition", [](SimSpec& spec, Time from_ns, Time until_ns, const std::vector<Rank>& side) {
+            },
+            "rank"_a, "from_ns"_a, "until_ns"_a.none())
+        .def(
+            "partition",
+            [](SimSpec& spec, Time from_ns, Time until_ns, const std::vector<Rank>& side) {
                 spec.partitions.push_back({from_ns, until_ns, side});
-            }, "from_ns"_a, "until_ns"_a, "side"_a)
-        .def("inject", [](SimSpec& spec, Time at_ns, Rank destination, const nb::bytes& datagram) {
+            },
+            "from_ns"_a, "until_ns"_a, "side"_a)
+        .def(
+            "inject",
+            [](SimSpec& spec, Time at_ns, Rank destination, const nb::bytes& datagram) {
                 const auto bytes = span_of(datagram);
                 spec.injections.push_back({at_ns, destination, {bytes.begin(), bytes.end()}});
-            }, "at_ns"_a, "destination"_a, "datagram"_a);
+            },
+            "at_ns"_a, "destination"_a, "datagram"_a);
     nb::class_<SimResult>(m, "SimResult")
         .def_ro("reports", &SimResult::reports)
         .def_ro("counters", &SimResult::counters)
         .def_ro("closed_at_ns", &SimResult::closed_at)
         .def_ro("events", &SimResult::events)
         .def_ro("ended_at_ns", &SimResult::ended_at)
-        .def_prop_ro("fates", [](const SimResult& result) {
-            constexpr const char* kNames[] = {"delivered", "lost", "queue_drop", "socket_drop", "partitioned", "dead_host"};
-            nb::dict fates;
-            for (std::size_t k = 0; k < result.fates.size(); ++k) fates[kNames[k]] = result.fates[k];
-            return fates;
-        })
+        .def_prop_ro("fates",
+                     [](const SimResult& result) {
+                         constexpr const char* kNames[] = {"delivered",   "lost",        "queue_drop",
+                                                           "socket_drop", "partitioned", "dead_host"};
+                         Counts fates;
+                         for (std::size_t k = 0; k < result.fates.size(); ++k)
+                             fates[kNames[k]] = result.fates[k];
+                         return fates;
+                     })
         // DATA packets handed to endpoints intact: (at_ns, source, destination, seq, gather, empty, shard, first,
         // count, payload_bytes, bucket_len)
         .def_prop_ro("deliveries", [](const SimResult& result) {
-            nb::list lines;
+            nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::ellipsis>> lines;
             for (const SimPacket& p : result.record)
                 if (p.fate == SimFate::kDelivered && !p.damaged)
                     lines.append(nb::make_tuple(p.at, p.source, p.destination, p.header.seq,
                                                 p.header.stage() == wire::Stage::kGather, p.header.empty(),
-                                                p.header.shard, p.header.first, p.header.count, p.payload_bytes,
-                                                p.header.bucket_len));
+                                                p.header.shard, p.header.first, p.header.count,
+                                                p.payload_bytes, p.header.bucket_len));
             return lines;
         });
-    m.def("simulate", [](const SimSpec& spec, const std::vector<std::vector<Bucket>>& buckets) {
+    m.def(
+        "simulate",
+        [](const SimSpec& spec, const std::vector<std::vector<Bucket>>& buckets) {
             std::vector<std::vector<std::span<float>>> spans;
             for (const auto& op : buckets) {
                 auto& row = spans.emplace_back();
@@ -275,7 +318,8 @@ void bind_simulation(nb::module_& m) {
             }
             const nb::gil_scoped_release release;
             return simulate(spec, spans);
-        }, "spec"_a, "buckets"_a);
+        },
+        "spec"_a, "buckets"_a);
 }
 
 }  // namespace

@@ -27,14 +27,13 @@ def rank_order_mean(contributions: list[np.ndarray]) -> np.ndarray:
 
 
 class Deliveries:
-    """What reached each rank: (seq, stage, source, destination) -> [(time, first granule, last granule, empty)]."""
+    """What reached each rank: (seq, stage, source, destination) -> [(time, first, last granule, empty)]."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._runs: dict[tuple[int, bool, int, int], list[tuple[int, int, int, bool]]] = defaultdict(list)
         ranks = simulation.scenario.ranks
-        for at, source, destination, seq, gather, empty, shard, first, count, payload, length in (
-            simulation.native.deliveries
-        ):
+        for line in simulation.native.deliveries:
+            at, source, destination, seq, gather, empty, shard, first, count, payload, length = line
             begin, end = _native.shard_range(length, ranks, shard)
             whole = payload == 4 * count
             if count == 0:
@@ -43,9 +42,12 @@ class Deliveries:
                 last = first // GRANULE + granules_of(count)
             else:
                 last = first // GRANULE + payload // (4 * GRANULE)
-            self._runs[seq, gather, source, destination].append((at, first // GRANULE, last, empty))
+            run = (at, first // GRANULE, last, bool(empty))
+            self._runs[seq, bool(gather), source, destination].append(run)
 
-    def arrived(self, seq: int, gather: bool, source: int, destination: int, granules: int, until_ns: int) -> np.ndarray:
+    def arrived(
+        self, seq: int, gather: bool, source: int, destination: int, granules: int, until_ns: int
+    ) -> np.ndarray:
         """By granule: whether a value had come by then."""
         arrived, answered = np.zeros(granules, bool), np.zeros(granules, bool)
         for at, first, last, empty in self._runs[seq, gather, source, destination]:
@@ -56,7 +58,7 @@ class Deliveries:
 
 
 def check(simulation: Simulation) -> None:
-    """Assert that every reported op holds exactly the count-weighted mean of what arrived, and zero elsewhere."""
+    """Assert that every reported op holds exactly the count-weighted mean of what arrived, else zero."""
     scenario = simulation.scenario
     deliveries = Deliveries(simulation)
     natives = [
@@ -77,13 +79,21 @@ def check(simulation: Simulation) -> None:
                 owner = _native.owner_of(shard, seq, scenario.ranks, scenario.seed)
                 held = np.frombuffer(native.held()[shard], bool)
                 if owner != rank:
-                    came = deliveries.arrived(seq, True, owner, rank, granules_of(end - begin), native.finished_at)
-                    assert np.array_equal(held, came), f"op {op} rank {rank}: held of shard {shard} is not what came"
+                    came = deliveries.arrived(
+                        seq, True, owner, rank, granules_of(end - begin), native.finished_at
+                    )
+                    assert np.array_equal(held, came), (
+                        f"op {op} rank {rank}: held of shard {shard} is not what came"
+                    )
                 mask = np.repeat(held, GRANULE)[: end - begin]
                 values = result[begin:end]
-                assert not values[~mask].any(), f"op {op} rank {rank}: shard {shard} is not zero where nothing came"
+                assert not values[~mask].any(), (
+                    f"op {op} rank {rank}: shard {shard} is not zero where nothing came"
+                )
                 if owner in means:
-                    assert values[mask].tobytes() == means[owner][mask].tobytes(), f"op {op} rank {rank} shard {shard}"
+                    assert values[mask].tobytes() == means[owner][mask].tobytes(), (
+                        f"op {op} rank {rank} shard {shard}"
+                    )
                 else:  # the owner died without a report: at least all agree on what it sent
                     for g in np.flatnonzero(held):
                         granule = values[g * GRANULE : (g + 1) * GRANULE]
@@ -91,7 +101,9 @@ def check(simulation: Simulation) -> None:
                         assert granule.tobytes() == first.tobytes()
 
 
-def _check_contributions(simulation: Simulation, op: int, deliveries: Deliveries, natives: list) -> dict[int, np.ndarray]:
+def _check_contributions(
+    simulation: Simulation, op: int, deliveries: Deliveries, natives: list
+) -> dict[int, np.ndarray]:
     """By owner with a report: the mean of its shard, from the contributions that came before it closed."""
     scenario = simulation.scenario
     seq = scenario.first_seq + op
@@ -124,7 +136,7 @@ def _check_contributions(simulation: Simulation, op: int, deliveries: Deliveries
 
 
 def check_deadlines(simulation: Simulation) -> None:
-    """Assert that every rank that is alive has an outcome for each of its ops, in time unless it was frozen."""
+    """Assert that every living rank has an outcome for each of its ops, in time unless it was frozen."""
     scenario = simulation.scenario
     for rank in range(scenario.ranks):
         freezes = [f for f in scenario.freezes if f.rank == rank]

@@ -92,7 +92,7 @@ def test_a_peer_that_leaves_is_not_waited_for(tmp_path: Path) -> None:
         assert reports[0].abstained == (2,)
 
 
-# ---- errors --------------------------------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -154,7 +154,9 @@ def test_mismatched_lengths_are_an_error_on_both_of_two_ranks(tmp_path: Path) ->
 
 def test_mismatched_lengths_are_an_error_on_the_offender_only(tmp_path: Path) -> None:
     with open_groups(tmp_path, 3) as groups:
-        works = [groups[rank].allreduce(np.full(100 + 50 * (rank == 1), rank, np.float32)) for rank in range(3)]
+        works = [
+            groups[rank].allreduce(np.full(100 + 50 * (rank == 1), rank, np.float32)) for rank in range(3)
+        ]
         with pytest.raises(ConfigError, match=r"this rank \(rank 1\) passed 150"):
             works[1].wait()
         assert works[0].wait().status == works[2].wait().status == "complete"
@@ -207,7 +209,7 @@ def test_packets_larger_than_the_path_carries_are_refused(tmp_path: Path) -> Non
         Config(packet_bytes=100_000)
 
 
-# ---- what is kept, and for how long ----------------------------------------------------------------------------
+# ---- what is kept, and for how long ------------------------------------------------------------------------
 
 
 def test_a_dropped_work_keeps_its_array_until_the_op_has_ended(tmp_path: Path) -> None:

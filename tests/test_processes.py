@@ -34,7 +34,9 @@ def open_group(**config): return Group(rank, ranks, FileStore(directory), Config
 class Worker:
     """A rank in a process of its own. Speaks and listens in lines."""
 
-    def __init__(self, rank: int, ranks: int, directory: Path, script: str, prefix: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, rank: int, ranks: int, directory: Path, script: str, prefix: tuple[str, ...] = ()
+    ) -> None:
         code = PRELUDE + textwrap.dedent(script)
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-c", code, str(rank), str(ranks), str(directory)],
@@ -153,7 +155,9 @@ def test_a_forked_child_gets_a_clear_error_and_the_parent_goes_on(tmp_path: Path
     """
     with workers(tmp_path, range(1, 2), 2, script) as (forker,):
         with Group(0, 2, FileStore(tmp_path)) as group:
-            assert [forker.hear().split(" process ")[0] for _ in range(3)] == ["child: this group belongs to"] * 3
+            assert [forker.hear().split(" process ")[0] for _ in range(3)] == [
+                "child: this group belongs to"
+            ] * 3
             assert step(group)[0] == "complete"
             assert forker.hear() == "parent: complete"
             assert step(group)[0] == "complete"
@@ -170,7 +174,10 @@ with open_group(deadline_s=3600) as group:
 
 
 def test_ctrl_c_ends_a_wait_at_once(tmp_path: Path) -> None:
-    with workers(tmp_path, range(1, 2), 2, WAIT_FOR_EVER) as (waiter,), Group(0, 2, FileStore(tmp_path)) as group:
+    with (
+        workers(tmp_path, range(1, 2), 2, WAIT_FOR_EVER) as (waiter,),
+        Group(0, 2, FileStore(tmp_path)) as group,
+    ):
         assert waiter.hear() == "waiting"
         waiter.signal(signal.SIGINT)
         code, _, err = waiter.end()
@@ -198,26 +205,33 @@ def test_ctrl_c_ends_a_lingering_close_at_once(tmp_path: Path) -> None:
     ["", "raise SystemExit(3)", "raise RuntimeError('user error')", "os.kill(os.getpid(), 15)", "os.abort()"],
     ids=["falls-off-the-end", "exits", "raises", "is-terminated", "aborts"],
 )
-def test_a_process_that_ends_in_any_way_does_not_hang_nor_hold_up_its_peer(tmp_path: Path, ending: str) -> None:
+def test_a_process_that_ends_in_any_way_does_not_hang_nor_hold_up_its_peer(
+    tmp_path: Path, ending: str
+) -> None:
     script = f"""
     group = open_group(deadline_s=3600)
     work = group.allreduce(np.ones(4096, np.float32))
     {ending}
     """
-    with workers(tmp_path, range(1, 2), 2, script) as (leaver,):
-        with Group(0, 2, FileStore(tmp_path), Config(deadline_s=0.2)) as group:
-            leaver.end()
-            assert step(group)[0] in ("complete", "deadline")
+    config = Config(deadline_s=0.2)
+    with (
+        workers(tmp_path, range(1, 2), 2, script) as (leaver,),
+        Group(0, 2, FileStore(tmp_path), config) as group,
+    ):
+        leaver.end()
+        assert step(group)[0] in ("complete", "deadline")
 
 
-# ---- network namespaces ----------------------------------------------------------------------------------------
+# ---- network namespaces ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def two_hosts() -> Iterator[tuple[str, str]]:
     """Two network namespaces joined by a veth pair, addresses 10.111.0.1 and .2; gone afterwards."""
     if os.geteuid() != 0:
-        pytest.skip("NOT RUN: network namespaces need root; run the tests as root to cover path MTU and routes")
+        pytest.skip(
+            "NOT RUN: network namespaces need root; run the tests as root to cover path MTU and routes"
+        )
     names = (f"tailcut-{os.getpid()}-a", f"tailcut-{os.getpid()}-b")
 
     def ip(*words: str) -> None:
@@ -226,7 +240,20 @@ def two_hosts() -> Iterator[tuple[str, str]]:
     try:
         for name in names:
             ip("netns", "add", name)
-        ip("link", "add", "veth-a", "netns", names[0], "type", "veth", "peer", "name", "veth-b", "netns", names[1])
+        ip(
+            "link",
+            "add",
+            "veth-a",
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "veth-b",
+            "netns",
+            names[1],
+        )
         for index, (name, link) in enumerate(zip(names, ("veth-a", "veth-b"), strict=True)):
             ip("-n", name, "addr", "add", f"10.111.0.{index + 1}/24", "dev", link)
             ip("-n", name, "link", "set", "lo", "up")
@@ -247,10 +274,12 @@ def test_packets_between_hosts_follow_the_path_mtu(
     with open_group() as group:
         array = np.random.default_rng(rank).standard_normal(200_000, np.float32)
         report = group.allreduce(array).wait()
-        say(f"{report.status} {report.sent_bytes / report.sent_packets:.0f} {hashlib.sha256(array).hexdigest()}")
+        digest = hashlib.sha256(array).hexdigest()
+        say(f"{report.status} {report.sent_bytes / report.sent_packets:.0f} {digest}")
     """
     members = [
-        Worker(rank, 2, tmp_path, script, ("ip", "netns", "exec", name)) for rank, name in enumerate(two_hosts)
+        Worker(rank, 2, tmp_path, script, ("ip", "netns", "exec", name))
+        for rank, name in enumerate(two_hosts)
     ]
     inputs = [np.random.default_rng(rank).standard_normal(200_000, np.float32) for rank in range(2)]
     for member in members:

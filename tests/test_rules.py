@@ -23,7 +23,7 @@ def result(simulation, op: int, rank: int) -> bytes:
     return simulation.results[op][rank].tobytes()
 
 
-# ---- rule 1: no barrier; SCATTER closes by the majority's clock -----------------------------------------------
+# ---- rule 1: no barrier; SCATTER closes by the majority's clock --------------------------------------------
 
 
 def test_rule_1_a_dead_rank_does_not_hold_up_the_shards_of_the_others() -> None:
@@ -73,10 +73,12 @@ def test_rule_1_senders_do_not_overrun_the_pool_of_a_rank_that_is_behind() -> No
     simulation = simulate(scenario)  # room for one op of eight
     for rank in range(3):
         assert simulation.native.counters[rank].rejected["pool"] == 0
-        assert [result(simulation, op, rank) for op in range(8)] == [mean_of(simulation, op, range(3)) for op in range(8)]
+        assert [result(simulation, op, rank) for op in range(8)] == [
+            mean_of(simulation, op, range(3)) for op in range(8)
+        ]
 
 
-# ---- rule 2: owner duty does not wait for the owner's own gradient ---------------------------------------------
+# ---- rule 2: owner duty does not wait for the owner's own gradient -----------------------------------------
 
 
 def late_owner(**more) -> Scenario:
@@ -102,7 +104,7 @@ def test_rule_2_the_late_rank_finds_the_result_and_sends_no_contribution() -> No
     assert contributions == []
 
 
-# ---- rule 3: behind, and further behind -----------------------------------------------------------------------
+# ---- rule 3: behind, and further behind --------------------------------------------------------------------
 
 
 def test_rule_3_a_rank_within_the_window_finds_its_results() -> None:
@@ -121,7 +123,13 @@ def test_rule_3_a_rank_within_the_window_finds_its_results() -> None:
 def test_rule_3_a_rank_beyond_the_window_jumps_to_the_groups_seq() -> None:
     frozen = Freeze(3, 0.0, 1.0)
     scenario = Scenario(
-        ranks=4, length=4096, ops=20, window_ops=4, compute_s=[[0.001] * 4] * 20, freezes=[frozen], record=True
+        ranks=4,
+        length=4096,
+        ops=20,
+        window_ops=4,
+        compute_s=[[0.001] * 4] * 20,
+        freezes=[frozen],
+        record=True,
     )
     simulation = simulate(scenario)
     behind = [report for report in simulation.reports(3) if report.behind_ops]
@@ -136,7 +144,13 @@ def test_rule_3_a_rank_beyond_the_window_jumps_to_the_groups_seq() -> None:
 def behind_and_back(**more) -> list[Report]:
     """Reports of rank 0, which owns a shard in every op, while rank 3 is beyond the window and comes back."""
     scenario = Scenario(
-        ranks=4, length=4096, ops=30, window_ops=4, compute_s=[[0.001] * 4] * 30, freezes=[Freeze(3, 0.0, 1.0)], **more
+        ranks=4,
+        length=4096,
+        ops=30,
+        window_ops=4,
+        compute_s=[[0.001] * 4] * 30,
+        freezes=[Freeze(3, 0.0, 1.0)],
+        **more,
     )
     simulation = simulate(scenario)
     joined = next(i for i, report in enumerate(simulation.reports(3)) if report.behind_ops)
@@ -153,7 +167,10 @@ def test_rule_3_a_rank_that_jumped_abstains_until_it_is_resynced() -> None:
 
 
 def test_rule_3_a_resynced_rank_contributes_again() -> None:
-    assert any(report.abstained == () and not report.missing_from for report in behind_and_back(resync_before={3: 15}))
+    assert any(
+        report.abstained == () and not report.missing_from
+        for report in behind_and_back(resync_before={3: 15})
+    )
 
 
 def test_rule_3_one_rank_far_ahead_does_not_drag_the_others_along() -> None:
@@ -164,7 +181,7 @@ def test_rule_3_one_rank_far_ahead_does_not_drag_the_others_along() -> None:
     assert result(simulation, 2, 0) == mean_of(simulation, 2, range(4))
 
 
-# ---- rule 4: counts, not N -------------------------------------------------------------------------------------
+# ---- rule 4: counts, not N ---------------------------------------------------------------------------------
 
 
 def test_rule_4_the_mean_is_over_what_arrived() -> None:
@@ -176,7 +193,9 @@ def test_rule_4_the_mean_is_over_what_arrived() -> None:
 
 def test_rule_4_packets_of_different_widths_align() -> None:
     for packet_bytes in (256, 512, 1280):
-        simulation = simulate(Scenario(ranks=3, length=3000, packet_bytes=packet_bytes, trim=0.5, seed=9, record=True))
+        simulation = simulate(
+            Scenario(ranks=3, length=3000, packet_bytes=packet_bytes, trim=0.5, seed=9, record=True)
+        )
         oracle.check(simulation)
 
 
@@ -184,14 +203,22 @@ def test_rule_4_a_granule_that_nobody_delivered_travels_as_empty_and_is_zero() -
     empty = 0.0
     for seed in range(5):
         simulation = simulate(
-            Scenario(ranks=3, length=20_000, loss=0.5, seed=seed, compute_s=[[0.09, 0, 0]], packet_bytes=256, record=True)
+            Scenario(
+                ranks=3,
+                length=20_000,
+                loss=0.5,
+                seed=seed,
+                compute_s=[[0.09, 0, 0]],
+                packet_bytes=256,
+                record=True,
+            )
         )
         oracle.check(simulation)
         empty += simulation.reports(1)[0].gather_empty[0]
     assert empty > 0
 
 
-# ---- rule 5: one arithmetic ------------------------------------------------------------------------------------
+# ---- rule 5: one arithmetic --------------------------------------------------------------------------------
 
 
 def test_rule_5_the_reduction_is_in_rank_order_whatever_the_order_of_arrival() -> None:
@@ -216,7 +243,7 @@ def test_rule_5_the_fast_path_equals_the_scalar_path_bit_for_bit(ranks: int, len
     assert result(simulation, 0, 0) == np.array(expected, np.float32).tobytes()
 
 
-# ---- rule 6: the owner applies what it sent --------------------------------------------------------------------
+# ---- rule 6: the owner applies what it sent ----------------------------------------------------------------
 
 
 def test_rule_6_without_gather_loss_all_replicas_are_bit_identical() -> None:
@@ -227,7 +254,7 @@ def test_rule_6_without_gather_loss_all_replicas_are_bit_identical() -> None:
         assert len({result(simulation, 0, rank) for rank in range(5)}) == 1
 
 
-# ---- rule 7: ownership is hashed -------------------------------------------------------------------------------
+# ---- rule 7: ownership is hashed ---------------------------------------------------------------------------
 
 
 def test_rule_7_every_shard_has_one_owner_in_every_op() -> None:
@@ -246,7 +273,7 @@ def test_rule_7_the_seed_decides() -> None:
     assert len(sequences) == 20
 
 
-# ---- rule 8: one domain for all ranks --------------------------------------------------------------------------
+# ---- rule 8: one domain for all ranks ----------------------------------------------------------------------
 
 
 def test_rule_8_randomness_never_reaches_the_values_of_the_raw_codec() -> None:
@@ -255,7 +282,7 @@ def test_rule_8_randomness_never_reaches_the_values_of_the_raw_codec() -> None:
     assert len(results) == 1
 
 
-# ---- rule 9: late is not lost ----------------------------------------------------------------------------------
+# ---- rule 9: late is not lost ------------------------------------------------------------------------------
 
 
 def test_rule_9_means_that_come_after_the_end_are_counted_and_kept_out_of_the_bucket() -> None:
@@ -266,7 +293,7 @@ def test_rule_9_means_that_come_after_the_end_are_counted_and_kept_out_of_the_bu
     assert simulation.native.counters[0].late_gather_packets > 0
 
 
-# ---- rule 10: non-finite gradients are never averaged away -----------------------------------------------------
+# ---- rule 10: non-finite gradients are never averaged away -------------------------------------------------
 
 
 def poisoned(value: float, at: int, ranks: int = 4, length: int = 4096, **more):
@@ -305,7 +332,7 @@ def test_rule_10_an_overflow_in_the_sum_is_seen() -> None:
     assert all(simulation.reports(rank)[0].non_finite for rank in range(2))
 
 
-# ---- rule 11: everything from the network is hostile -----------------------------------------------------------
+# ---- rule 11: everything from the network is hostile -------------------------------------------------------
 
 
 def group_tag(seed: int) -> int:
@@ -324,7 +351,14 @@ def shard_of(owner: int, seq: int) -> int:
 def forged(**fields) -> _native.Header:
     """A contribution of rank 1 to the first granule of rank 0's shard, before the fields are spoilt."""
     header = _native.Header()
-    values = {"type": 1, "group_tag": group_tag(0), "source": 1, "shard": shard_of(0, fields.get("seq", 0)), "bucket_len": 3000, "count": 64}
+    values = {
+        "type": 1,
+        "group_tag": group_tag(0),
+        "source": 1,
+        "shard": shard_of(0, fields.get("seq", 0)),
+        "bucket_len": 3000,
+        "count": 64,
+    }
     for name, value in (values | {"entry_us": 0, "stamp_us": 1} | fields).items():
         setattr(header, name, value)
     return header
@@ -368,22 +402,31 @@ def test_rule_11_a_bad_datagram_is_counted_by_reason_and_dropped(name: str) -> N
 
 def test_rule_11_a_length_that_no_pool_can_hold_is_refused_without_an_allocation() -> None:
     huge = forged(bucket_len=0xFFFFFFFF).pack() + ones
-    simulation = simulate(Scenario(ranks=3, length=3000, compute_s=[[0.001] * 3], injections=[(0.0, 0, huge)]))
+    simulation = simulate(
+        Scenario(ranks=3, length=3000, compute_s=[[0.001] * 3], injections=[(0.0, 0, huge)])
+    )
     assert simulation.native.counters[0].rejected["pool"] == 1
     assert all(simulation.reports(rank)[0].status == "complete" for rank in range(3))
 
 
 def test_rule_11_duplicates_are_counted_and_change_nothing() -> None:
     simulation = simulate(Scenario(ranks=3, length=5000, duplicate=1.0))
-    assert simulation.native.counters[0].rejected["duplicate"] + simulation.native.counters[0].rejected["late"] > 0
+    assert (
+        simulation.native.counters[0].rejected["duplicate"] + simulation.native.counters[0].rejected["late"]
+        > 0
+    )
     assert all(result(simulation, 0, rank) == mean_of(simulation, 0, range(3)) for rank in range(3))
 
 
 @pytest.mark.parametrize("ranks", [3, 4, 5, 8])
 @pytest.mark.parametrize("wrong", [0, 1, 1200, 3064])
-def test_rule_11_the_majoritys_length_is_served_and_the_offender_gets_an_error(ranks: int, wrong: int) -> None:
+def test_rule_11_the_majoritys_length_is_served_and_the_offender_gets_an_error(
+    ranks: int, wrong: int
+) -> None:
     for offender in range(ranks):
-        simulation = simulate(Scenario(ranks=ranks, length=3000, ops=2, lengths={(0, offender): wrong}, seed=offender))
+        simulation = simulate(
+            Scenario(ranks=ranks, length=3000, ops=2, lengths={(0, offender): wrong}, seed=offender)
+        )
         error, after = simulation.outcomes[offender]
         assert isinstance(error, ConfigError)
         assert f"rank {offender}" in str(error)
@@ -412,11 +455,13 @@ def test_rule_11_without_a_majority_everybody_gets_an_error() -> None:
     assert all(isinstance(simulation.outcomes[rank][0], ConfigError) for rank in range(4))
 
 
-# ---- rule 12: the end ------------------------------------------------------------------------------------------
+# ---- rule 12: the end --------------------------------------------------------------------------------------
 
 
 def test_rule_12_close_lingers_until_the_peers_have_what_they_need() -> None:
-    late = Scenario(ranks=3, length=4096, freezes=[Freeze(2, 0.0, 0.09)], record=True)  # the others finish without it
+    late = Scenario(
+        ranks=3, length=4096, freezes=[Freeze(2, 0.0, 0.09)], record=True
+    )  # the others finish without it
     simulation = simulate(late)
     oracle.check(simulation)
     (report,) = simulation.reports(2)
@@ -462,7 +507,7 @@ def test_rule_12_a_groups_tag_keeps_out_packets_of_an_earlier_life() -> None:
     assert simulation.native.counters[0].rejected["group"] == 10
 
 
-# ---- what the rules say together -------------------------------------------------------------------------------
+# ---- what the rules say together ---------------------------------------------------------------------------
 
 
 def test_a_partition_ends_by_the_deadline_on_both_sides() -> None:
@@ -499,7 +544,15 @@ def test_credit_never_overruns_a_socket_buffer() -> None:
 
 def test_lost_feedback_does_not_stop_the_flow() -> None:
     simulation = simulate(
-        Scenario(ranks=2, length=100_000, loss=0.05, seed=3, socket_buffer_bytes=1 << 15, deadline_s=1.0, record=True)
+        Scenario(
+            ranks=2,
+            length=100_000,
+            loss=0.05,
+            seed=3,
+            socket_buffer_bytes=1 << 15,
+            deadline_s=1.0,
+            record=True,
+        )
     )
     oracle.check(simulation)
     assert simulation.reports(0)[0].lost_frac < 0.15

@@ -8,7 +8,7 @@
 namespace tailcut::codec {
 namespace {
 
-constexpr std::size_t kLane = 32;   // coordinates summed in registers
+constexpr std::size_t kLane = 32;  // coordinates summed in registers
 
 [[gnu::always_inline]] inline std::uint32_t non_finite(const float* values, std::size_t n) {
     constexpr std::uint32_t kExponent = 0x7F800000;
@@ -22,8 +22,9 @@ constexpr std::size_t kLane = 32;   // coordinates summed in registers
 }
 
 // One lane. `n` coordinates of it are there; the compiler sees a constant for all but the last.
-[[gnu::always_inline]] inline std::uint32_t mean_lane(std::span<const float* const> sources, std::size_t at, std::size_t n,
-                                                      float divisor, float factor, float* out) {
+[[gnu::always_inline]] inline std::uint32_t mean_lane(std::span<const float* const> sources, std::size_t at,
+                                                      std::size_t n, float divisor, float factor,
+                                                      float* out) {
     float sum[kLane] = {};
     std::memcpy(sum, sources[0] + at, n * sizeof(float));
     for (std::size_t s = 1; s < sources.size(); ++s) {
@@ -37,7 +38,8 @@ constexpr std::size_t kLane = 32;   // coordinates summed in registers
     return non_finite(sum, kLane);
 }
 
-[[gnu::always_inline]] inline bool mean_body(std::span<const float* const> sources, std::size_t count, float* out) {
+[[gnu::always_inline]] inline bool mean_body(std::span<const float* const> sources, std::size_t count,
+                                             float* out) {
     const auto divisor = static_cast<float>(sources.size());
     const float factor = std::has_single_bit(sources.size()) ? 1.0f / divisor : 0.0f;
     std::uint32_t found = 0;
@@ -48,7 +50,7 @@ constexpr std::size_t kLane = 32;   // coordinates summed in registers
 }
 
 [[gnu::always_inline]] inline bool scan_body(std::span<const float> values) {
-    constexpr std::size_t kTile = 1024;   // stop early, at a tile's end
+    constexpr std::size_t kTile = 1024;  // stop early, at a tile's end
     std::size_t at = 0;
     for (; at + kTile <= values.size(); at += kTile)
         if (non_finite(values.data() + at, kTile)) return true;

@@ -11,7 +11,7 @@ enum class Kind : std::uint8_t { kArrive, kDeliver, kTimer, kEnter, kThaw, kInje
 
 struct Event {
     Time at;
-    std::uint64_t order;   // ties in the order of scheduling: one seed, one history
+    std::uint64_t order;  // ties in the order of scheduling: one seed, one history
     Kind kind;
     Rank rank;
     std::uint32_t packet;
@@ -30,11 +30,11 @@ struct Packet {
 
 struct Host {
     std::unique_ptr<Endpoint> endpoint;
-    Seq entered = 0, finished = 0;   // ops of the program
+    Seq entered = 0, finished = 0;  // ops of the program
     bool entering = false, leaving = false, closed = false;
     Time last_entry = 0, enter_at = 0, timer_at = kNever, linger_until = kNever;
     Time nic_free = 0, port_free = 0;
-    std::vector<std::uint32_t> socket;   // packets that wait while the host is frozen
+    std::vector<std::uint32_t> socket;  // packets that wait while the host is frozen
     std::uint64_t socket_bytes = 0;
     std::vector<Time> finished_at;
 };
@@ -65,7 +65,9 @@ private:
     void note(std::uint32_t packet, SimFate fate);
     void damage(Packet& packet);
     Duration wire_time(std::size_t bytes) const {
-        return spec_.bytes_per_s > 0 ? static_cast<Duration>(std::llround(static_cast<double>(bytes) / spec_.bytes_per_s * 1e9)) : 0;
+        return spec_.bytes_per_s > 0
+                   ? static_cast<Duration>(std::llround(static_cast<double>(bytes) / spec_.bytes_per_s * 1e9))
+                   : 0;
     }
 
     const SimSpec& spec_;
@@ -133,10 +135,10 @@ void Sim::handle(const Event& event) {
             break;
     }
     Host& host = hosts_[event.rank];
-    if (event.kind == Kind::kTimer && event.at != host.timer_at) return;   // overtaken by an earlier one
+    if (event.kind == Kind::kTimer && event.at != host.timer_at) return;  // overtaken by an earlier one
     if (event.kind == Kind::kTimer) host.timer_at = kNever;
     if (frozen(event.rank) || host.closed) return;
-    if (event.kind == Kind::kThaw) {   // first what waited in the socket, then the clock
+    if (event.kind == Kind::kThaw) {  // first what waited in the socket, then the clock
         std::vector<std::uint32_t> waiting;
         waiting.swap(host.socket);
         host.socket_bytes = 0;
@@ -266,7 +268,8 @@ void Sim::send(Rank source, const Outgoing& out) {
         const std::uint32_t id = new_packet(source, out.peer, head, out.payload);
         Host& host = hosts_[source];
         host.nic_free = std::max(now_, host.nic_free) + wire_time(packets_[id].bytes.size());
-        const auto late = spec_.jitter > 0 ? static_cast<Duration>(chance() * static_cast<double>(spec_.jitter)) : 0;
+        const auto late =
+            spec_.jitter > 0 ? static_cast<Duration>(chance() * static_cast<double>(spec_.jitter)) : 0;
         schedule(host.nic_free + spec_.delay + late, Kind::kArrive, out.peer, id);
     }
 }
@@ -309,7 +312,7 @@ void Sim::note(std::uint32_t id, SimFate fate) {
 // a flipped payload bit with.
 void Sim::damage(Packet& packet) {
     packet.damaged = true;
-    const auto where = static_cast<std::size_t>(chance() * 12);   // magic, version, type, flags, group tag
+    const auto where = static_cast<std::size_t>(chance() * 12);  // magic, version, type, flags, group tag
     const bool cut_short = chance() < 0.25;
     if (cut_short)
         packet.bytes.resize(where);

@@ -20,11 +20,11 @@ namespace tailcut {
 
 struct Freeze {
     Rank rank;
-    Time from, until;   // until == kNever: dead
+    Time from, until;  // until == kNever: dead
 };
 struct Partition {
     Time from, until;
-    std::vector<Rank> side;   // cut off from all the others, both ways
+    std::vector<Rank> side;  // cut off from all the others, both ways
 };
 struct Injection {
     Time at;
@@ -36,11 +36,11 @@ struct SimSpec {
     Rank ranks = 1;
     std::uint64_t seed = 0;
     // the network
-    double loss = 0, duplicate = 0, corrupt = 0, trim = 0;   // probabilities per packet
+    double loss = 0, duplicate = 0, corrupt = 0, trim = 0;  // probabilities per packet
     Duration delay = 10 * kMicrosecond;
-    Duration jitter = 0;             // uniform on top of the delay: packets overtake each other
-    double bytes_per_s = 0;          // of each NIC and each switch port; 0: unlimited
-    std::uint64_t queue_bytes = 0;   // of each switch port; 0: unlimited
+    Duration jitter = 0;            // uniform on top of the delay: packets overtake each other
+    double bytes_per_s = 0;         // of each NIC and each switch port; 0: unlimited
+    std::uint64_t queue_bytes = 0;  // of each switch port; 0: unlimited
     std::vector<Freeze> freezes;
     std::vector<Partition> partitions;
     std::vector<Injection> injections;
@@ -54,15 +54,24 @@ struct SimSpec {
     Duration linger = 0;
     // the program: rank r enters op k compute[k][r] after it has entered op k - 1 and finished op k - depth
     std::vector<std::vector<Duration>> compute;
-    std::vector<Seq> ops_by_rank;            // how many ops each rank does before it says goodbye
-    std::vector<std::size_t> resync_before;  // by rank: the op before which it declares its state copied; or none
+    std::vector<Seq> ops_by_rank;  // how many ops each rank does before it says goodbye
+    std::vector<std::size_t>
+        resync_before;  // by rank: the op before which it declares its state copied; or none
     Seq depth = 1;
     bool record = false;
 };
 
-enum class SimFate : std::uint8_t { kDelivered, kLost, kQueueDrop, kSocketDrop, kPartitioned, kDeadHost, kCount };
+enum class SimFate : std::uint8_t {
+    kDelivered,
+    kLost,
+    kQueueDrop,
+    kSocketDrop,
+    kPartitioned,
+    kDeadHost,
+    kCount
+};
 
-struct SimPacket {   // one line of the record: a DATA packet that an endpoint was handed, or that was dropped
+struct SimPacket {  // one line of the record: a DATA packet that an endpoint was handed, or that was dropped
     Time at;
     SimFate fate;
     Rank source, destination;
@@ -72,9 +81,9 @@ struct SimPacket {   // one line of the record: a DATA packet that an endpoint w
 };
 
 struct SimResult {
-    std::vector<std::vector<OpReport>> reports;   // by rank, in the order of ending
+    std::vector<std::vector<OpReport>> reports;  // by rank, in the order of ending
     std::vector<Counters> counters;
-    std::vector<Time> closed_at;                  // by rank: end of its linger
+    std::vector<Time> closed_at;  // by rank: end of its linger
     std::array<std::uint64_t, static_cast<std::size_t>(SimFate::kCount)> fates{};
     std::uint64_t events = 0;
     Time ended_at = 0;

@@ -19,7 +19,7 @@
 namespace tailcut {
 namespace {
 
-constexpr std::size_t kMaxSegments = 44;   // one kernel traversal: at most 64 segments and 64 KiB
+constexpr std::size_t kMaxSegments = 44;  // one kernel traversal: at most 64 segments and 64 KiB
 constexpr std::size_t kControlBytes = CMSG_SPACE(sizeof(std::uint16_t)) + CMSG_SPACE(sizeof(int));
 
 std::size_t datagram_bytes(const Outgoing& packet) { return wire::kHeaderBytes + packet.payload.size(); }
@@ -38,8 +38,10 @@ Socket::Socket(std::uint32_t bind_ipv4, std::uint32_t receive_buffer_bytes, bool
     try {
         if (receive_buffer_bytes > 0) {
             const int bytes = static_cast<int>(receive_buffer_bytes);
-            if (!try_option(descriptor_, SOL_SOCKET, SO_RCVBUFFORCE, bytes)) try_option(descriptor_, SOL_SOCKET, SO_RCVBUF, bytes);
-            if (!try_option(descriptor_, SOL_SOCKET, SO_SNDBUFFORCE, bytes)) try_option(descriptor_, SOL_SOCKET, SO_SNDBUF, bytes);
+            if (!try_option(descriptor_, SOL_SOCKET, SO_RCVBUFFORCE, bytes))
+                try_option(descriptor_, SOL_SOCKET, SO_RCVBUF, bytes);
+            if (!try_option(descriptor_, SOL_SOCKET, SO_SNDBUFFORCE, bytes))
+                try_option(descriptor_, SOL_SOCKET, SO_SNDBUF, bytes);
         }
         int actual = 0;
         socklen_t size = sizeof actual;
@@ -54,7 +56,8 @@ Socket::Socket(std::uint32_t bind_ipv4, std::uint32_t receive_buffer_bytes, bool
         address.sin_addr.s_addr = htonl(bind_ipv4);
         if (::bind(descriptor_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) fail("bind");
         socklen_t length = sizeof address;
-        if (::getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &length) != 0) fail("getsockname");
+        if (::getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &length) != 0)
+            fail("getsockname");
         port_ = ntohs(address.sin_port);
     } catch (...) {
         ::close(descriptor_);
@@ -116,7 +119,7 @@ std::size_t Socket::send(std::span<const Outgoing> packets, std::span<const Addr
     std::array<iovec, 2 * kBatchPackets> vectors;
     std::array<sockaddr_in, kBatchPackets> names;
     std::array<mmsghdr, kBatchPackets> messages;
-    std::array<std::size_t, kBatchPackets> ends;   // packets up to and with message m
+    std::array<std::size_t, kBatchPackets> ends;  // packets up to and with message m
     alignas(cmsghdr) std::array<std::array<char, CMSG_SPACE(sizeof(std::uint16_t))>, kBatchPackets> controls;
 
     std::size_t count = 0;
@@ -135,7 +138,8 @@ std::size_t Socket::send(std::span<const Outgoing> packets, std::span<const Addr
         for (std::size_t k = at; k < at + n; ++k) {
             heads[k] = wire::pack(packets[k].header);
             vectors[2 * k] = {heads[k].data(), heads[k].size()};
-            vectors[2 * k + 1] = {const_cast<std::byte*>(packets[k].payload.data()), packets[k].payload.size()};
+            vectors[2 * k + 1] = {const_cast<std::byte*>(packets[k].payload.data()),
+                                  packets[k].payload.size()};
         }
         if (n > 1) {
             message.msg_hdr.msg_control = controls[count].data();
@@ -154,7 +158,8 @@ std::size_t Socket::send(std::span<const Outgoing> packets, std::span<const Addr
 
     for (std::size_t sent = 0; sent < count;) {
         ++counters_.send_calls;
-        const int n = ::sendmmsg(descriptor_, &messages[sent], static_cast<unsigned>(count - sent), MSG_DONTWAIT);
+        const int n =
+            ::sendmmsg(descriptor_, &messages[sent], static_cast<unsigned>(count - sent), MSG_DONTWAIT);
         if (n > 0) {
             sent += static_cast<std::size_t>(n);
             continue;
@@ -166,10 +171,10 @@ std::size_t Socket::send(std::span<const Outgoing> packets, std::span<const Addr
             return done;
         }
         if ((errno == EIO || errno == EINVAL) && segments_ && ends[sent] - done > 1) {
-            segments_ = false;   // the path cannot segment after all: the caller sends these again, one by one
+            segments_ = false;  // the path cannot segment after all: the caller sends these again, one by one
             return done;
         }
-        counters_.failed_sends += ends[sent] - done;   // no route, filtered, too large: lost on the way
+        counters_.failed_sends += ends[sent] - done;  // no route, filtered, too large: lost on the way
         ++sent;
     }
     return packets.size();

@@ -17,20 +17,21 @@
 namespace tailcut {
 
 struct Address {
-    std::uint32_t ipv4 = 0;   // host order
+    std::uint32_t ipv4 = 0;  // host order
     std::uint16_t port = 0;
 };
 
 struct SocketCounters {
     std::uint64_t send_calls = 0, receive_calls = 0, segmented_sends = 0, coalesced_receives = 0;
-    std::uint64_t blocked_sends = 0;   // EAGAIN or ENOBUFS: sent later
-    std::uint64_t failed_sends = 0;    // any other error: the datagram is lost
+    std::uint64_t blocked_sends = 0;  // EAGAIN or ENOBUFS: sent later
+    std::uint64_t failed_sends = 0;   // any other error: the datagram is lost
 };
 
 class Socket {
 public:
     static constexpr std::size_t kMaxDatagramBytes = 65'507;
     static constexpr std::size_t kBatchPackets = 64;
+    static constexpr std::size_t kReceiveMessages = 8;  // per call; their buffers stay in the L2 cache
 
     // Throws std::system_error when it cannot bind.
     Socket(std::uint32_t bind_ipv4, std::uint32_t receive_buffer_bytes, bool offload);
@@ -41,7 +42,7 @@ public:
     void close();
     int descriptor() const { return descriptor_; }
     std::uint16_t port() const { return port_; }
-    std::uint32_t receive_buffer_bytes() const { return receive_buffer_bytes_; }   // as the kernel reports it
+    std::uint32_t receive_buffer_bytes() const { return receive_buffer_bytes_; }  // as the kernel reports it
     bool segments() const { return segments_; }
     const SocketCounters& counters() const { return counters_; }
 
@@ -62,7 +63,6 @@ public:
     std::size_t send(std::span<const Outgoing> packets, std::span<const Address> addresses);
 
 private:
-    static constexpr std::size_t kReceiveMessages = 8;
     static constexpr std::size_t kBufferBytes = 65'536;
 
     std::size_t receive_batch();

@@ -15,11 +15,12 @@ namespace tailcut {
 namespace {
 
 Time clock_now() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
         .count();
 }
 
-constexpr std::size_t kReceiveRoundBytes = 256 * 1024;   // received between two rounds of sending
+constexpr std::size_t kReceiveRoundBytes = 256 * 1024;  // received between two rounds of sending
 
 }  // namespace
 
@@ -41,13 +42,14 @@ UdpLane::~UdpLane() {
 }
 
 void UdpLane::abandon() {
-    (void)engine_.release();   // its thread exists in the parent only, and may hold the lock for ever here
+    (void)engine_.release();  // its thread exists in the parent only, and may hold the lock for ever here
     (void)shared_.release();
     socket_.close();
     if (wake_descriptor_ >= 0) ::close(std::exchange(wake_descriptor_, -1));
 }
 
-void UdpLane::start(const Settings& settings, const std::vector<PeerSettings>& peers, std::vector<Address> addresses) {
+void UdpLane::start(const Settings& settings, const std::vector<PeerSettings>& peers,
+                    std::vector<Address> addresses) {
     endpoint_ = std::make_unique<Endpoint>(settings, peers);
     addresses_ = std::move(addresses);
     engine_ = std::make_unique<std::thread>([this] { run(); });
@@ -76,7 +78,7 @@ Ticket UdpLane::submit(std::span<float> bucket, const Bounds& bounds) {
 
 void UdpLane::resynced() {
     const std::lock_guard lock(shared_->mutex);
-    shared_->resynced = true;   // read with the next submission, which is the first it can matter to
+    shared_->resynced = true;  // read with the next submission, which is the first it can matter to
 }
 
 bool UdpLane::wait(Ticket ticket, Duration timeout, OpReport& report) {
@@ -110,7 +112,9 @@ bool UdpLane::join(Duration timeout) {
     if (!engine_) return true;
     {
         std::unique_lock lock(shared_->mutex);
-        if (!shared_->reported.wait_for(lock, std::chrono::nanoseconds(timeout), [&] { return shared_->ended; })) return false;
+        if (!shared_->reported.wait_for(lock, std::chrono::nanoseconds(timeout),
+                                        [&] { return shared_->ended; }))
+            return false;
     }
     if (engine_->joinable()) engine_->join();
     return true;
@@ -130,7 +134,7 @@ void UdpLane::wake() {
 // ---- the engine thread ------------------------------------------------------------------------------------
 
 void UdpLane::run() {
-    ::prctl(PR_SET_TIMERSLACK, 1000UL);   // ns; the default of 50 us would be added to every deadline
+    ::prctl(PR_SET_TIMERSLACK, 1000UL);  // ns; the default of 50 us would be added to every deadline
     for (;;) {
         take_commands();
         bool busy = receive(kReceiveRoundBytes);
@@ -142,7 +146,9 @@ void UdpLane::run() {
         }
         busy |= send();
         publish();
-        if (closing_ && (clock_now() >= linger_until_ || (endpoint_->in_flight() == 0 && endpoint_->drained()))) break;
+        if (closing_ &&
+            (clock_now() >= linger_until_ || (endpoint_->in_flight() == 0 && endpoint_->drained())))
+            break;
         if (!busy) sleep();
     }
     endpoint_->abort(clock_now());
@@ -185,7 +191,7 @@ bool UdpLane::receive(std::size_t most_bytes) {
             bytes += datagram.size();
             endpoint_->receive(now, datagram);
         });
-        if (messages == 0) break;
+        if (messages < Socket::kReceiveMessages) break;  // the socket is empty
     }
     return bytes > 0;
 }

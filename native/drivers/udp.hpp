@@ -23,7 +23,7 @@ struct LaneStats {
     Counters protocol;
     SocketCounters socket;
     std::uint64_t pool_used_bytes = 0, memory_bytes = 0;
-    std::vector<Duration> rtt;   // by rank
+    std::vector<Duration> rtt;  // by rank
     Seq next_seq = 0;
     bool contributing = true;
 };
@@ -32,12 +32,13 @@ class UdpLane {
 public:
     // Binds at once, so that the port can be published before the peers are known.
     UdpLane(std::uint32_t bind_ipv4, std::uint32_t receive_buffer_bytes, bool offload);
-    ~UdpLane();   // aborts what is in flight
+    ~UdpLane();  // aborts what is in flight
 
     std::uint16_t port() const { return socket_.port(); }
     std::uint32_t receive_buffer_bytes() const { return socket_.receive_buffer_bytes(); }
 
-    void start(const Settings& settings, const std::vector<PeerSettings>& peers, std::vector<Address> addresses);
+    void start(const Settings& settings, const std::vector<PeerSettings>& peers,
+               std::vector<Address> addresses);
 
     // The bucket must stay valid until its report has been taken.
     Ticket submit(std::span<float> bucket, const Bounds& bounds);
@@ -79,18 +80,18 @@ private:
     std::unique_ptr<Endpoint> endpoint_;
     std::vector<Address> addresses_;
     std::vector<Outgoing> batch_;
-    bool blocked_ = false;   // the socket is full
+    bool blocked_ = false;  // the socket is full
     bool closing_ = false;
     Time linger_until_ = kNever;
 
     struct Shared {
-        std::mutex mutex;   // guards all of it
+        std::mutex mutex;  // guards all of it
         std::condition_variable reported;
         std::vector<Submission> submissions;
         std::unordered_map<Ticket, OpReport> reports;
         LaneStats stats;
         Ticket next_ticket = 1;
-        Duration close_linger = -1;   // < 0: stay open
+        Duration close_linger = -1;  // < 0: stay open
         bool close_changed = false, resynced = false, asleep = false, ended = false;
     };
     std::unique_ptr<Shared> shared_ = std::make_unique<Shared>();

@@ -51,8 +51,8 @@ private:
         return n;
     }
 
-    std::vector<std::uint32_t> lengths_;   // by rank
-    std::vector<bool> voted_;              // by rank
+    std::vector<std::uint32_t> lengths_;  // by rank
+    std::vector<bool> voted_;             // by rank
     std::size_t votes_ = 0;
     std::uint32_t first_ = 0;
     bool unanimous_ = false;

@@ -7,7 +7,7 @@
 namespace tailcut {
 namespace {
 
-constexpr std::size_t kMaxVariants = 3;   // lengths told apart in one op; more is noise or an attack
+constexpr std::size_t kMaxVariants = 3;  // lengths told apart in one op; more is noise or an attack
 
 }  // namespace
 
@@ -28,7 +28,7 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Bo
     OpReport refused;
     refused.ticket = ticket;
     refused.seq = next_seq_;
-    if (closing_ || next_seq_ == std::numeric_limits<Seq>::max()) {   // rule 12: never wrap
+    if (closing_ || next_seq_ == std::numeric_limits<Seq>::max()) {  // rule 12: never wrap
         refused.status = closing_ ? Status::kClosed : Status::kSeqExhausted;
         reports_.push_back(std::move(refused));
         return;
@@ -96,7 +96,8 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
     const wire::Header& header = parsed.header;
     if (!parsed.ok) return reject(parsed.reason);
     if (header.group_tag != settings_.group_tag) return reject(wire::Reject::kGroup);
-    if (header.source >= peers_.size() || header.source == settings_.shape.self) return reject(wire::Reject::kSource);
+    if (header.source >= peers_.size() || header.source == settings_.shape.self)
+        return reject(wire::Reject::kSource);
 
     Peer& peer = peers_[header.source];
     peer.heard(header.stamp_us);
@@ -146,20 +147,21 @@ void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std
     if (header.seq == std::numeric_limits<Seq>::max()) return reject(wire::Reject::kSeq);
     if (const auto reason = check_shape(header, payload.size())) return reject(*reason);
     const bool source_entered = header.entry_us != wire::kNotEntered;
-    if (source_entered) note_entered(now, header.source, header.seq + 1);   // may jump
+    if (source_entered) note_entered(now, header.source, header.seq + 1);  // may jump
 
     const auto found = slots_.find(header.seq);
-    if (header.seq < next_seq_ && found == slots_.end()) {   // over for us, and forgotten
+    if (header.seq < next_seq_ && found == slots_.end()) {  // over for us, and forgotten
         if (header.stage() == wire::Stage::kGather) {
             ++counters_.late_gather_packets;
             counters_.late_gather_bytes += payload.size();
             return;
         }
-        peers_[header.source].feedback_due = true;   // tells the source how far the group is
+        peers_[header.source].feedback_due = true;  // tells the source how far the group is
         mark_ready(header.source);
         return reject(wire::Reject::kLate);
     }
-    if (header.seq >= next_seq_ && header.seq - next_seq_ >= settings_.window_ops) return reject(wire::Reject::kSeq);
+    if (header.seq >= next_seq_ && header.seq - next_seq_ >= settings_.window_ops)
+        return reject(wire::Reject::kSeq);
 
     Slot& slot = found != slots_.end() ? found->second : slot_of(header.seq);
     Op* op = variant(header.seq, slot, header.bucket_len);
@@ -183,7 +185,7 @@ std::optional<wire::Reject> Endpoint::deliver(Time now, Slot& slot, Op& op, cons
         const Duration age = std::min(Duration{header.entry_us} * kMicrosecond, bounds_.deadline);
         return op.scatter(now, header, payload, now - age);
     }
-    if (op.finished()) {   // rule 9: late is not lost, but it does not touch a bucket that was handed back
+    if (op.finished()) {  // rule 9: late is not lost, but it does not touch a bucket that was handed back
         ++counters_.late_gather_packets;
         counters_.late_gather_bytes += payload.size();
         return std::nullopt;
@@ -197,14 +199,17 @@ std::optional<wire::Reject> Endpoint::deliver(Time now, Slot& slot, Op& op, cons
 }
 
 // docs/wire-format.md W7 and W8.
-std::optional<wire::Reject> Endpoint::check_shape(const wire::Header& header, std::size_t payload_bytes) const {
+std::optional<wire::Reject> Endpoint::check_shape(const wire::Header& header,
+                                                  std::size_t payload_bytes) const {
     const Shape& shape = settings_.shape;
     const bool gather = header.stage() == wire::Stage::kGather;
     if (header.shard >= shape.ranks) return wire::Reject::kShape;
-    if (shape.owner(header.shard, header.seq) != (gather ? header.source : shape.self)) return wire::Reject::kOwner;
+    if (shape.owner(header.shard, header.seq) != (gather ? header.source : shape.self))
+        return wire::Reject::kOwner;
     if (!gather && header.entry_us == wire::kNotEntered) return wire::Reject::kShape;
     if (payload_bytes > wire::stated_payload_bytes(header)) return wire::Reject::kShape;
-    if (header.count == 0) return header.empty() && header.first == 0 ? std::nullopt : std::optional(wire::Reject::kShape);
+    if (header.count == 0)
+        return header.empty() && header.first == 0 ? std::nullopt : std::optional(wire::Reject::kShape);
     if (header.empty() && !gather) return wire::Reject::kShape;
 
     const std::uint32_t length = Layout{header.bucket_len, shape.ranks}.length(header.shard);
@@ -216,7 +221,9 @@ std::optional<wire::Reject> Endpoint::check_shape(const wire::Header& header, st
 
 // ---- ops --------------------------------------------------------------------------------------------------
 
-Endpoint::Slot& Endpoint::slot_of(Seq seq) { return slots_.try_emplace(seq, Slot{Ballot(settings_.shape.ranks), {}}).first->second; }
+Endpoint::Slot& Endpoint::slot_of(Seq seq) {
+    return slots_.try_emplace(seq, Slot{Ballot(settings_.shape.ranks), {}}).first->second;
+}
 
 Op* Endpoint::variant(Seq seq, Slot& slot, std::uint32_t bucket_len) {
     for (auto& op : slot.variants)
@@ -265,7 +272,7 @@ void Endpoint::cast_vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_l
     if (!slot.ballot.vote(rank, bucket_len)) return;
     for (auto& op : slot.variants) {
         if (op->layout().bucket_len != bucket_len) {
-            op->abstain(rank, now);   // it will never deliver to this variant
+            op->abstain(rank, now);  // it will never deliver to this variant
             mark_all_ready();
         }
         if (op->entered() && !op->finished() &&
@@ -296,7 +303,8 @@ bool Endpoint::retired(Seq seq, const Op& op) const {
     if (!op.closed()) return false;
     for (Rank rank = 0; rank < peers_.size(); ++rank) {
         const Peer& peer = peers_[rank];
-        if (rank != settings_.shape.self && !(peer.gone && seq >= peer.gone_seq) && !op.served(rank)) return false;
+        if (rank != settings_.shape.self && !(peer.gone && seq >= peer.gone_seq) && !op.served(rank))
+            return false;
     }
     return true;
 }
@@ -329,9 +337,10 @@ void Endpoint::note_entered(Time now, Rank rank, Seq entered) {
     if (entered <= peer.entered) return;
     peer.entered = entered;
     mark_ready(rank);
-    if (in_flight_ == 0) return;   // the next submit() will see it
+    if (in_flight_ == 0) return;  // the next submit() will see it
     if (entered < next_seq_ || entered - next_seq_ <= settings_.window_ops) return;
-    if (const Seq group = group_seq(); group > next_seq_ && group - next_seq_ > settings_.window_ops) jump(now);
+    if (const Seq group = group_seq(); group > next_seq_ && group - next_seq_ > settings_.window_ops)
+        jump(now);
 }
 
 // The op that at least half of the other ranks have reached: one rank alone cannot drag us along.
@@ -345,8 +354,8 @@ Seq Endpoint::group_seq() const {
     std::vector<Seq> entered;
     for (Rank rank = 0; rank < peers_.size(); ++rank)
         if (rank != settings_.shape.self) entered.push_back(peers_[rank].entered);
-    std::nth_element(entered.begin(), entered.begin() + static_cast<std::ptrdiff_t>(majority - 1), entered.end(),
-                     std::greater<>());
+    std::nth_element(entered.begin(), entered.begin() + static_cast<std::ptrdiff_t>(majority - 1),
+                     entered.end(), std::greater<>());
     return entered[majority - 1];
 }
 
@@ -392,7 +401,7 @@ void Endpoint::advance(Time now) {
     for (Rank rank = 0; rank < peers_.size(); ++rank) {
         Peer& peer = peers_[rank];
         if (peer.probe_at <= now) {
-            peer.probe_at = kNever;   // armed again if it is still blocked after this one
+            peer.probe_at = kNever;  // armed again if it is still blocked after this one
             peer.probe_due = true;
             peer.goodbye_due = closing_ && !peer.gone && !peer.goodbye_heard;
             mark_ready(rank);

@@ -24,10 +24,10 @@ namespace tailcut {
 struct Settings {
     Shape shape;
     std::uint64_t group_tag = 0;
-    Seq window_ops = 64;                 // W of rule 3
+    Seq window_ops = 64;  // W of rule 3
     std::size_t pool_bytes = 0;
-    std::uint32_t window_bytes = 0;      // each sender's share of our socket buffer
-    Bounds bounds;                       // of ops that this rank has not entered
+    std::uint32_t window_bytes = 0;  // each sender's share of our socket buffer
+    Bounds bounds;                   // of ops that this rank has not entered
     Seq first_seq = 0;
     bool record_fates = false;
 };
@@ -36,9 +36,9 @@ struct Counters {
     std::uint64_t received_packets = 0, received_bytes = 0;
     std::uint64_t sent_packets = 0, sent_bytes = 0;
     std::uint64_t feedback_packets = 0, probe_packets = 0;
-    std::uint64_t late_gather_packets = 0, late_gather_bytes = 0;   // rule 9: kept out of the result
-    std::uint64_t forfeited_shards = 0;   // owned shards given up because the pool was full
-    std::uint64_t dropped_history = 0;    // means given up before every peer had them
+    std::uint64_t late_gather_packets = 0, late_gather_bytes = 0;  // rule 9: kept out of the result
+    std::uint64_t forfeited_shards = 0;  // owned shards given up because the pool was full
+    std::uint64_t dropped_history = 0;   // means given up before every peer had them
     std::array<std::uint64_t, wire::kRejectReasons> rejected{};
 };
 
@@ -49,19 +49,19 @@ public:
 
     // The local rank enters its next op. The bucket must stay valid until the report of `ticket`.
     void submit(Time now, Ticket ticket, std::span<float> bucket, const Bounds& bounds);
-    void resynced() { contributing_ = true; }   // the state was copied from a peer: contribute again
-    void say_goodbye();                         // enter no more ops, go on serving
-    void abort(Time now);                       // end the ops in flight with what has arrived
-    void leave();                               // the last word: what is not sent by now will not be
-    bool drained() const;                       // nothing left to serve, and every peer has said goodbye
+    void resynced() { contributing_ = true; }  // the state was copied from a peer: contribute again
+    void say_goodbye();                        // enter no more ops, go on serving
+    void abort(Time now);                      // end the ops in flight with what has arrived
+    void leave();                              // the last word: what is not sent by now will not be
+    bool drained() const;                      // nothing left to serve, and every peer has said goodbye
 
     void receive(Time now, std::span<const std::byte> datagram);
     bool transmit(Time now, Outgoing& out);
-    void retract(const Outgoing& out);          // not sent after all; newest first
+    void retract(const Outgoing& out);  // not sent after all; newest first
     Time next_timer() const;
     void advance(Time now);
 
-    std::vector<OpReport>& reports() { return reports_; }   // of ended ops; the driver takes them
+    std::vector<OpReport>& reports() { return reports_; }  // of ended ops; the driver takes them
     const Counters& counters() const { return counters_; }
     const Memory& memory() const { return memory_; }
     const Peer& peer(Rank rank) const { return peers_[rank]; }
@@ -72,7 +72,7 @@ public:
 private:
     struct Slot {
         Ballot ballot;
-        std::vector<std::unique_ptr<Op>> variants;   // one for each length stated
+        std::vector<std::unique_ptr<Op>> variants;  // one for each length stated
     };
     using Slots = std::map<Seq, Slot>;
 
@@ -105,18 +105,18 @@ private:
     void mark_all_ready();
 
     const Settings settings_;
-    Memory memory_;   // before the ops, whose blocks return to it
+    Memory memory_;  // before the ops, whose blocks return to it
     std::vector<Peer> peers_;
     Slots slots_;
-    std::vector<std::uint64_t> recent_bytes_;   // by seq modulo its size: bucket bytes of recent ops
+    std::vector<std::uint64_t> recent_bytes_;  // by seq modulo its size: bucket bytes of recent ops
     Bounds bounds_;
     Seq next_seq_;
-    std::size_t in_flight_ = 0;   // ops entered and not finished
+    std::size_t in_flight_ = 0;  // ops entered and not finished
     bool contributing_ = true, closing_ = false;
-    Seq goodbye_seq_ = 0;   // the first op that we neither enter nor serve
+    Seq goodbye_seq_ = 0;  // the first op that we neither enter nor serve
     std::deque<Rank> ready_;
-    std::uint32_t burst_granules_ = 0;   // sent in a row to the peer at the front of ready_
-    Time next_probe_ = kNever;   // no probe is due before
+    std::uint32_t burst_granules_ = 0;  // sent in a row to the peer at the front of ready_
+    Time next_probe_ = kNever;          // no probe is due before
     std::vector<OpReport> reports_;
     Counters counters_;
 };

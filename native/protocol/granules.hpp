@@ -20,10 +20,12 @@ public:
         });
     }
     bool any(std::uint32_t first, std::uint32_t last) const {
-        return !each_word(first, last, [&](std::uint32_t w, std::uint64_t mask) { return !(words_[w] & mask); });
+        return !each_word(first, last,
+                          [&](std::uint32_t w, std::uint64_t mask) { return !(words_[w] & mask); });
     }
     bool all(std::uint32_t first, std::uint32_t last) const {
-        return each_word(first, last, [&](std::uint32_t w, std::uint64_t mask) { return (words_[w] & mask) == mask; });
+        return each_word(first, last,
+                         [&](std::uint32_t w, std::uint64_t mask) { return (words_[w] & mask) == mask; });
     }
     std::uint32_t count(std::uint32_t first, std::uint32_t last) const {
         std::uint32_t n = 0;

@@ -28,14 +28,16 @@ Block Memory::take(std::size_t floats) { return allocate(rounded(floats), false)
 
 // The size itself among the kept blocks, else fresh: the buckets of a model recur in the same few sizes.
 Block Memory::allocate(std::size_t floats, bool pooled) {
-    const auto fitting = std::find_if(kept_.begin(), kept_.end(), [&](const auto& k) { return k.first == floats; });
+    const auto fitting =
+        std::find_if(kept_.begin(), kept_.end(), [&](const auto& k) { return k.first == floats; });
     std::pair<std::size_t, Array> taken;
     if (fitting != kept_.end()) {
         taken = std::move(*fitting);
         kept_.erase(fitting);
         kept_floats_ -= taken.first;
     } else {
-        taken = {floats, Array(static_cast<float*>(::operator new[](floats * sizeof(float), std::align_val_t{64})))};
+        taken = {floats,
+                 Array(static_cast<float*>(::operator new[](floats * sizeof(float), std::align_val_t{64})))};
     }
     used_ += taken.first;
     peak_ = std::max(peak_, used_);

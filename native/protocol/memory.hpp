@@ -28,7 +28,7 @@ public:
 
     float* data() const { return data_; }
     explicit operator bool() const { return data_ != nullptr; }
-    void leave_pool();   // from now on charged to what is in flight
+    void leave_pool();  // from now on charged to what is in flight
 
 private:
     friend class Memory;
@@ -53,8 +53,8 @@ public:
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
 
-    Block take_pool(std::size_t floats);   // an empty Block when the pool is used up
-    Block take(std::size_t floats);        // for an op in flight
+    Block take_pool(std::size_t floats);  // an empty Block when the pool is used up
+    Block take(std::size_t floats);       // for an op in flight
 
     std::size_t pool_used_bytes() const { return pool_used_ * sizeof(float); }
     std::size_t total_bytes() const { return (used_ + kept_floats_) * sizeof(float); }
@@ -71,7 +71,7 @@ private:
 
     const std::size_t pool_;
     std::size_t pool_used_ = 0, used_ = 0, peak_ = 0, kept_floats_ = 0;
-    std::vector<std::pair<std::size_t, Array>> kept_;   // oldest first
+    std::vector<std::pair<std::size_t, Array>> kept_;  // oldest first
 };
 
 }  // namespace tailcut

@@ -10,7 +10,7 @@
 namespace tailcut {
 namespace {
 
-constexpr std::uint32_t kMaxRunGranules = 0xFFFF / kGranule;   // Header::count is 16 bits
+constexpr std::uint32_t kMaxRunGranules = 0xFFFF / kGranule;  // Header::count is 16 bits
 
 std::uint32_t granules_of(std::uint32_t coords) { return (coords + kGranule - 1) / kGranule; }
 
@@ -50,7 +50,8 @@ void Op::take_over_held() {
             last = held_[shard].run_end(g, layout_.granules(shard));
             if (!held_[shard].test(g)) continue;
             const std::uint64_t at = layout_.begin(shard) + g * kGranule;
-            std::memcpy(bucket_.data() + at, result_.data() + at, layout_.coords(shard, g, last) * sizeof(float));
+            std::memcpy(bucket_.data() + at, result_.data() + at,
+                        layout_.coords(shard, g, last) * sizeof(float));
         }
     result_ = {};
     for (const Run& run : owned_->runs())
@@ -60,8 +61,8 @@ void Op::take_over_held() {
                         layout_.coords(own_shard(), run.first, run.last) * sizeof(float));
 }
 
-std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header, std::span<const std::byte> payload,
-                                        Time source_entered_at) {
+std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
+                                        std::span<const std::byte> payload, Time source_entered_at) {
     non_finite_ |= (header.flags & wire::kNonFinite) != 0;
     owned_->note_entry(header.source, source_entered_at);
     if (header.empty()) {
@@ -204,16 +205,18 @@ void Op::retract(const Outgoing& out) {
 void Op::scan_unsent() {
     if (std::exchange(scanned_, true)) return;
     for (Rank peer = 0; contributing_ && !non_finite_ && peer < shape_.ranks; ++peer) {
-        if (peer == shape_.self) continue;   // the own shard is seen in its mean
+        if (peer == shape_.self) continue;  // the own shard is seen in its mean
         const Rank shard = shape_.shard_of(peer, seq_);
         const std::uint32_t at = std::min(layout_.length(shard), sent_[peer] * kGranule);
-        non_finite_ = codec::has_non_finite(bucket_.subspan(layout_.begin(shard) + at, layout_.length(shard) - at));
+        non_finite_ =
+            codec::has_non_finite(bucket_.subspan(layout_.begin(shard) + at, layout_.length(shard) - at));
     }
 }
 
 void Op::zero_what_is_missing() {
     const auto zero = [&](Rank shard, std::uint32_t first, std::uint32_t last) {
-        std::fill_n(bucket_.data() + layout_.begin(shard) + first * kGranule, layout_.coords(shard, first, last), 0.0f);
+        std::fill_n(bucket_.data() + layout_.begin(shard) + first * kGranule,
+                    layout_.coords(shard, first, last), 0.0f);
     };
     for (Rank shard = 0; shard < shape_.ranks; ++shard) {
         if (shard == own_shard()) continue;
@@ -227,7 +230,7 @@ void Op::zero_what_is_missing() {
 }
 
 OpReport Op::finish(Time now, Status status, bool record_fates) {
-    owned_->close(now);   // the own contribution leaves with the bucket
+    owned_->close(now);  // the own contribution leaves with the bucket
     owned_->leave();
     scan_unsent();
     zero_what_is_missing();
@@ -267,7 +270,8 @@ OpReport Op::finish(Time now, Status status, bool record_fates) {
     for (const Run& run : owned_->runs())
         if (run.empty) report_.gather_empty[shape_.self] += layout_.coords(own_shard(), run.first, run.last);
     if (record_fates) {
-        for (Rank rank = 0; rank < shape_.ranks; ++rank) report_.contributions.push_back(owned_->arrived(rank));
+        for (Rank rank = 0; rank < shape_.ranks; ++rank)
+            report_.contributions.push_back(owned_->arrived(rank));
         report_.held = held_;
         report_.held[own_shard()] = GranuleSet(layout_.granules(own_shard()));
         for (const Run& run : owned_->runs())

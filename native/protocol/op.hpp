@@ -20,7 +20,7 @@ struct Outgoing {
     Rank peer = 0;
     wire::Header header;
     std::span<const std::byte> payload;
-    RunCursor rewind;   // where the peer's cursor stood, for Op::retract
+    RunCursor rewind;  // where the peer's cursor stood, for Op::retract
 };
 
 class Op {
@@ -36,22 +36,24 @@ public:
     bool holds() const { return !answered_.empty(); }
 
     // Memory comes when it is first needed: for an op not entered yet, from the pool.
-    void own(Block memory);    // OwnedShard::floats()
-    void hold(Block memory);   // bucket_len floats
+    void own(Block memory);   // OwnedShard::floats()
+    void hold(Block memory);  // bucket_len floats
 
     // The local rank. Needs own(); takes what has already arrived over into the bucket.
     void enter(Time now, Ticket ticket, std::span<float> bucket, const Bounds& bounds, bool contributing);
 
     // Packets that passed the endpoint's checks. scatter() needs own(), gather() needs hold() or an entry.
-    std::optional<wire::Reject> scatter(Time now, const wire::Header& header, std::span<const std::byte> payload,
-                                        Time source_entered_at);
+    std::optional<wire::Reject> scatter(Time now, const wire::Header& header,
+                                        std::span<const std::byte> payload, Time source_entered_at);
     std::optional<wire::Reject> gather(const wire::Header& header, std::span<const std::byte> payload);
-    void abstain(Rank rank, Time now);   // the rank will contribute nothing more
-    void forsake(Rank owner);            // after the entry: the owner will send nothing more, as if all were EMPTY
-    void forfeit(Time now);              // before the entry: give up the owned shard's memory, all of it is EMPTY
+    void abstain(Rank rank, Time now);  // the rank will contribute nothing more
+    void forsake(Rank owner);  // after the entry: the owner will send nothing more, as if all were EMPTY
+    void forfeit(Time now);    // before the entry: give up the owned shard's memory, all of it is EMPTY
 
     std::uint32_t own_final() const { return owned_ ? owned_->final_granules() : 0; }
-    bool complete() const { return entered_ && !finished_ && answered_count_ + own_final() == total_granules_; }
+    bool complete() const {
+        return entered_ && !finished_ && answered_count_ + own_final() == total_granules_;
+    }
     Time close_at(const Bounds& bounds) const { return owned_ ? owned_->close_at(bounds) : kNever; }
     void close(Time now) { owned_->close(now); }
     Time deadline() const { return entered_ && !finished_ ? deadline_ : kNever; }
@@ -88,18 +90,18 @@ private:
     bool entered_ = false, contributing_ = false, finished_ = false;
     std::span<float> bucket_;
     Time entered_at_ = 0, deadline_ = kNever;
-    std::vector<std::uint32_t> sent_;   // by peer: granules of its shard that are sent
+    std::vector<std::uint32_t> sent_;  // by peer: granules of its shard that are sent
 
     std::optional<OwnedShard> owned_;
 
     // means coming in, except for the own shard
-    Block result_;                          // before the entry
-    std::vector<GranuleSet> answered_;      // by shard: granules that came, with a mean or EMPTY
-    std::vector<GranuleSet> held_;          // by shard: granules that came with a mean
+    Block result_;                      // before the entry
+    std::vector<GranuleSet> answered_;  // by shard: granules that came, with a mean or EMPTY
+    std::vector<GranuleSet> held_;      // by shard: granules that came with a mean
     std::uint32_t answered_count_ = 0;
 
     bool non_finite_ = false;
-    bool scanned_ = false;   // the whole bucket has been searched for Inf and NaN
+    bool scanned_ = false;  // the whole bucket has been searched for Inf and NaN
     OpReport report_;
 };
 

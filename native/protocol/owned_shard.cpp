@@ -66,7 +66,8 @@ std::optional<wire::Reject> OwnedShard::contribute(Rank from, std::uint32_t firs
     for (std::uint32_t g = first; g < last; ++g) complete &= ++settled_[g] == shape_.ranks;
 
     const bool aligned = reinterpret_cast<std::uintptr_t>(payload.data()) % alignof(float) == 0;
-    if (complete && aligned && !uneven_) {   // the last one to come is reduced straight from the receive buffer
+    if (complete && aligned &&
+        !uneven_) {  // the last one to come is reduced straight from the receive buffer
         finalize(first, last, from, reinterpret_cast<const float*>(payload.data()));
         if (closed()) closed_at_ = now;
         return std::nullopt;
@@ -129,7 +130,8 @@ void OwnedShard::finalize(std::uint32_t first, std::uint32_t last, Rank direct_r
     }
     const std::uint32_t coords = layout_.coords(shard_, first, last);
     const bool empty = sources_.empty() || coords == 0;
-    if (!empty) non_finite_ |= codec::mean_in_order(sources_, coords, (bucket_shard_ ? bucket_shard_ : mean_) + at);
+    if (!empty)
+        non_finite_ |= codec::mean_in_order(sources_, coords, (bucket_shard_ ? bucket_shard_ : mean_) + at);
     final_.set(first, last);
     final_granules_ += last - first;
     append({first, last, empty});

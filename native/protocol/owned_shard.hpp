@@ -15,9 +15,9 @@
 namespace tailcut {
 
 struct Bounds {
-    Duration scatter = 0;       // t_B: SCATTER closes this long after the entry of the ceil(N/2)-th rank,
-    Duration scatter_cap = 0;   // and at the latest this long after the first
-    Duration deadline = 0;      // the whole op, from the rank's own entry
+    Duration scatter = 0;      // t_B: SCATTER closes this long after the entry of the ceil(N/2)-th rank,
+    Duration scatter_cap = 0;  // and at the latest this long after the first
+    Duration deadline = 0;     // the whole op, from the rank's own entry
 };
 
 // Granules [first, last) of a shard whose mean is final; `empty`: nobody delivered them.
@@ -51,7 +51,7 @@ public:
     void note_entry(Rank rank, Time entered_at);
 
     Time close_at(const Bounds& bounds) const;
-    void close(Time now);   // reduce what has arrived
+    void close(Time now);  // reduce what has arrived
 
     bool closed() const { return final_granules_ == granules_; }
     Time closed_at() const { return closed_at_; }
@@ -85,22 +85,22 @@ private:
     const std::uint32_t granules_;
     Block memory_;
     float* mean_;
-    float* bucket_shard_ = nullptr;          // between enter() and leave(): where the mean is
+    float* bucket_shard_ = nullptr;  // between enter() and leave(): where the mean is
 
-    std::vector<GranuleSet> arrived_;        // by rank: granules with a value
-    std::vector<std::uint16_t> settled_;     // by granule: ranks that delivered it or never will
-    GranuleSet final_;                       // granules whose mean is computed
-    bool uneven_ = false;                    // a rank abstained half-way: neighbours differ in contributors
-    std::vector<bool> abstains_;             // by rank
-    std::vector<bool> entry_known_;          // by rank
-    std::vector<Time> entries_;              // ascending
+    std::vector<GranuleSet> arrived_;     // by rank: granules with a value
+    std::vector<std::uint16_t> settled_;  // by granule: ranks that delivered it or never will
+    GranuleSet final_;                    // granules whose mean is computed
+    bool uneven_ = false;                 // a rank abstained half-way: neighbours differ in contributors
+    std::vector<bool> abstains_;          // by rank
+    std::vector<bool> entry_known_;       // by rank
+    std::vector<Time> entries_;           // ascending
     std::uint32_t final_granules_ = 0;
     Time closed_at_ = 0;
     bool non_finite_ = false;
 
     std::vector<Run> runs_;
-    std::vector<RunCursor> cursors_;         // by peer
-    std::vector<const float*> sources_;      // scratch of finalize
+    std::vector<RunCursor> cursors_;     // by peer
+    std::vector<const float*> sources_;  // scratch of finalize
 };
 
 }  // namespace tailcut

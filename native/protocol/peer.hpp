@@ -15,9 +15,9 @@
 namespace tailcut {
 
 struct PeerSettings {
-    std::uint32_t window_bytes = 0;      // our share of its socket buffer
-    std::uint64_t pool_bytes = 0;        // its room for ops that it has not reached
-    std::uint32_t packet_granules = 1;   // granules per packet on the path to it
+    std::uint32_t window_bytes = 0;     // our share of its socket buffer
+    std::uint64_t pool_bytes = 0;       // its room for ops that it has not reached
+    std::uint32_t packet_granules = 1;  // granules per packet on the path to it
 };
 
 // The kernel charges a datagram more than its bytes; measured at most this much more.
@@ -42,14 +42,14 @@ public:
     const PeerSettings settings;
 
     // progress
-    Seq entered = 0;          // ops it is known to have entered
-    Seq told_entered = 0;     // our own progress, as far as we have told it
-    Seq served_below = 0;     // ops below this have nothing left to send to it
-    bool gone = false;        // said goodbye: enters no op from `gone_seq` on
+    Seq entered = 0;       // ops it is known to have entered
+    Seq told_entered = 0;  // our own progress, as far as we have told it
+    Seq served_below = 0;  // ops below this have nothing left to send to it
+    bool gone = false;     // said goodbye: enters no op from `gone_seq` on
     Seq gone_seq = 0;
 
     // what to say next
-    bool ready = false;       // in the endpoint's queue of peers with something to say
+    bool ready = false;  // in the endpoint's queue of peers with something to say
     bool feedback_due = false, probe_due = false, goodbye_due = false, goodbye_heard = false;
     Time probe_at = kNever;
 
@@ -58,7 +58,7 @@ public:
     std::uint32_t next_stamp(Time now) {
         const auto clock = static_cast<std::uint32_t>(now / kMicrosecond);
         stamp_ = stamp_ == 0 || after(clock, stamp_) ? clock : stamp_ + 1;
-        if (stamp_ == 0) stamp_ = 1;   // 0: nothing sent, and in an echo nothing received yet
+        if (stamp_ == 0) stamp_ = 1;  // 0: nothing sent, and in an echo nothing received yet
         return stamp_;
     }
 
@@ -70,7 +70,7 @@ public:
     void unsent() { used_ -= flight_[(head_ + --count_) % flight_.size()].cost; }
 
     void settle(Time now, std::uint32_t echo) {
-        if (echo == 0 || after(echo, stamp_)) return;   // a stamp we never sent
+        if (echo == 0 || after(echo, stamp_)) return;  // a stamp we never sent
         while (count_ > 0 && !after(flight_[head_].stamp, echo)) {
             used_ -= flight_[head_].cost;
             head_ = (head_ + 1) % flight_.size();
@@ -119,12 +119,12 @@ private:
         head_ = 0;
     }
 
-    std::vector<InFlight> flight_;   // a ring, oldest at head_
+    std::vector<InFlight> flight_;  // a ring, oldest at head_
     std::size_t head_ = 0, count_ = 0;
-    std::uint32_t used_ = 0;         // bytes of the window in flight
-    std::uint32_t stamp_ = 0;        // the last one sent
-    std::uint32_t latest_ = 0;       // the latest one received
-    std::uint32_t unreported_ = 0;   // bytes received since the last FEEDBACK
+    std::uint32_t used_ = 0;        // bytes of the window in flight
+    std::uint32_t stamp_ = 0;       // the last one sent
+    std::uint32_t latest_ = 0;      // the latest one received
+    std::uint32_t unreported_ = 0;  // bytes received since the last FEEDBACK
     Duration rtt_ = 0, probe_after_ = 0;
 };
 

@@ -10,12 +10,12 @@
 namespace tailcut {
 
 enum class Status : std::uint8_t {
-    kComplete,         // every granule of the mean was answered
-    kDeadline,         // the deadline ended it: what is missing is zero and named below
-    kBehind,           // more than the window behind the group: nothing was reduced, seq has jumped
-    kLengthMismatch,   // the ranks do not agree on the bucket's length, and this rank is not the majority
-    kClosed,           // the group was closed under it
-    kSeqExhausted,     // seq would wrap
+    kComplete,        // every granule of the mean was answered
+    kDeadline,        // the deadline ended it: what is missing is zero and named below
+    kBehind,          // more than the window behind the group: nothing was reduced, seq has jumped
+    kLengthMismatch,  // the ranks do not agree on the bucket's length, and this rank is not the majority
+    kClosed,          // the group was closed under it
+    kSeqExhausted,    // seq would wrap
 };
 
 struct OpReport {
@@ -28,18 +28,18 @@ struct OpReport {
     bool non_finite = false;
     bool contributed = true;
     Time entered_at = 0;
-    Time scatter_closed_at = 0;   // when this rank closed SCATTER of its own shard
+    Time scatter_closed_at = 0;  // when this rank closed SCATTER of its own shard
     Time finished_at = 0;
 
-    std::vector<std::uint32_t> shard_lengths;   // by owner: the coordinates of its shard in this op
+    std::vector<std::uint32_t> shard_lengths;  // by owner: the coordinates of its shard in this op
 
     // SCATTER, at this rank as owner: coordinates of its shard that each rank's contribution lacked.
     std::vector<std::uint32_t> scatter_missing;
-    std::vector<Rank> abstained;   // ranks that said they contribute nothing
+    std::vector<Rank> abstained;  // ranks that said they contribute nothing
     // GATHER, at this rank as receiver: coordinates of each owner's shard that did not come, or came EMPTY.
     std::vector<std::uint32_t> gather_missing;
     std::vector<std::uint32_t> gather_empty;
-    std::vector<std::uint32_t> peer_lengths;   // kLengthMismatch: the length each rank stated, own included
+    std::vector<std::uint32_t> peer_lengths;  // kLengthMismatch: the length each rank stated, own included
     std::vector<bool> peer_voted;
 
     std::uint64_t sent_packets = 0, sent_bytes = 0;
@@ -47,8 +47,8 @@ struct OpReport {
     std::uint64_t trimmed_packets = 0;
 
     // With Settings::record_fates: which granules arrived.
-    std::vector<GranuleSet> contributions;   // by rank, over the own shard
-    std::vector<GranuleSet> held;            // by shard, with a mean
+    std::vector<GranuleSet> contributions;  // by rank, over the own shard
+    std::vector<GranuleSet> held;           // by shard, with a mean
 };
 
 }  // namespace tailcut

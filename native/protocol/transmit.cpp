@@ -6,7 +6,7 @@
 namespace tailcut {
 namespace {
 
-constexpr std::uint32_t kBurstGranules = 240;   // in a row to one peer: what one segmented send can take
+constexpr std::uint32_t kBurstGranules = 240;  // in a row to one peer: what one segmented send can take
 
 }  // namespace
 
@@ -57,7 +57,7 @@ bool Endpoint::next_for(Time now, Rank rank, Outgoing& out) {
         return true;
     }
     if (next_data(now, rank, out)) return true;
-    if (peer.told_entered < next_seq_ && !peer.gone) {   // blocked: it may be waiting to hear that we are here
+    if (peer.told_entered < next_seq_ && !peer.gone) {  // blocked: it may be waiting to hear that we are here
         say(now, rank, wire::Type::kFeedback, false, out);
         return true;
     }
@@ -76,8 +76,9 @@ bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
             if (!op->pending(rank)) continue;
             const auto shard_bytes = static_cast<std::uint64_t>(op->layout().shard_stride()) * sizeof(float);
             const auto packet_bytes = std::uint64_t{peer.settings.packet_granules} * kGranule * sizeof(float);
-            const auto cost = static_cast<std::uint32_t>(std::min(packet_bytes, shard_bytes) + wire::kHeaderBytes) +
-                              kDatagramOverheadBytes;
+            const auto cost =
+                static_cast<std::uint32_t>(std::min(packet_bytes, shard_bytes) + wire::kHeaderBytes) +
+                kDatagramOverheadBytes;
             if (!has_room_for(peer, seq) || !peer.has_credit(cost)) {
                 if (peer.arm_probe(now)) next_probe_ = std::min(next_probe_, peer.probe_at);
                 return false;
@@ -104,8 +105,9 @@ bool Endpoint::has_room_for(const Peer& peer, Seq seq) const {
     if (seq - peer.entered >= settings_.window_ops) return false;
     std::uint64_t needed = 0;
     for (Seq at = peer.entered; at <= seq; ++at) {
-        const Layout layout{static_cast<std::uint32_t>(recent_bytes_[at % recent_bytes_.size()] / sizeof(float)),
-                            settings_.shape.ranks};
+        const Layout layout{
+            static_cast<std::uint32_t>(recent_bytes_[at % recent_bytes_.size()] / sizeof(float)),
+            settings_.shape.ranks};
         needed += (OwnedShard::floats(layout) + layout.bucket_len + 32) * sizeof(float);
     }
     return needed <= peer.settings.pool_bytes;

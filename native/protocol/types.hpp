@@ -8,14 +8,14 @@
 
 namespace tailcut {
 
-using Time = std::int64_t;       // nanoseconds of whatever clock the driver uses
-using Duration = std::int64_t;   // nanoseconds
+using Time = std::int64_t;      // nanoseconds of whatever clock the driver uses
+using Duration = std::int64_t;  // nanoseconds
 using Rank = std::uint16_t;
 using Seq = std::uint32_t;
-using Ticket = std::uint64_t;    // names one submitted op towards the caller
+using Ticket = std::uint64_t;  // names one submitted op towards the caller
 
 inline constexpr Time kNever = std::numeric_limits<Time>::max();
-inline constexpr std::uint32_t kGranule = 64;   // coordinates; arrival is kept per granule
+inline constexpr std::uint32_t kGranule = 64;  // coordinates; arrival is kept per granule
 inline constexpr Duration kMicrosecond = 1'000;
 inline constexpr Duration kMillisecond = 1'000'000;
 
@@ -35,7 +35,9 @@ struct Shape {
     // Rule 7: hashed, because plain rotation sticks when `ranks` divides the buckets of a step.
     Rank rotation(Seq seq) const { return static_cast<Rank>(mix(mix(seed) ^ seq) % ranks); }
     Rank owner(Rank shard, Seq seq) const { return static_cast<Rank>((shard + rotation(seq)) % ranks); }
-    Rank shard_of(Rank owner, Seq seq) const { return static_cast<Rank>((owner + ranks - rotation(seq)) % ranks); }
+    Rank shard_of(Rank owner, Seq seq) const {
+        return static_cast<Rank>((owner + ranks - rotation(seq)) % ranks);
+    }
 };
 
 // A bucket is cut into one shard per rank, of equal length up to a granule. Every shard has at least one
@@ -48,11 +50,15 @@ struct Layout {
         const std::uint64_t share = (std::uint64_t{bucket_len} + ranks - 1) / ranks;
         return (share + kGranule - 1) / kGranule * kGranule;
     }
-    std::uint64_t begin(Rank shard) const { return std::min<std::uint64_t>(shard * shard_stride(), bucket_len); }
+    std::uint64_t begin(Rank shard) const {
+        return std::min<std::uint64_t>(shard * shard_stride(), bucket_len);
+    }
     std::uint32_t length(Rank shard) const {
         return static_cast<std::uint32_t>(std::min<std::uint64_t>(shard_stride(), bucket_len - begin(shard)));
     }
-    std::uint32_t granules(Rank shard) const { return std::max(1u, (length(shard) + kGranule - 1) / kGranule); }
+    std::uint32_t granules(Rank shard) const {
+        return std::max(1u, (length(shard) + kGranule - 1) / kGranule);
+    }
     std::uint32_t granule_stride() const {
         return std::max(1u, static_cast<std::uint32_t>(shard_stride() / kGranule));
     }

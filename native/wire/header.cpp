@@ -19,9 +19,9 @@ enum Offset : std::size_t {
     kAtShard = 14,
     kAtSeq = 16,
     kAtBucketLen = 20,
-    kAtFirst = 24,   // DATA; FEEDBACK carries echo_us here
+    kAtFirst = 24,  // DATA; FEEDBACK carries echo_us here
     kAtCount = 28,
-    kAtCodec = 30,   // codec << 5 | planes
+    kAtCodec = 30,  // codec << 5 | planes
     kAtIncast = 31,
     kAtStamp = 32,
     kAtEntry = 36,
@@ -45,8 +45,8 @@ T get(std::span<const std::byte> bytes, Offset at) {
 }  // namespace
 
 const char* name(Reject reason) {
-    constexpr const char* kNames[] = {"short",     "version", "type", "group", "source", "seq", "shape", "owner",
-                                      "duplicate", "late",    "pool", "length"};
+    constexpr const char* kNames[] = {"short", "version", "type",      "group", "source", "seq",
+                                      "shape", "owner",   "duplicate", "late",  "pool",   "length"};
     static_assert(std::size(kNames) == kRejectReasons);
     return kNames[static_cast<std::size_t>(reason)];
 }
@@ -81,14 +81,16 @@ Parsed parse(std::span<const std::byte> datagram) {
         parsed.reason = reason;
         return parsed;
     };
-    if (get<std::uint8_t>(datagram, kAtMagic) != kMagic || get<std::uint8_t>(datagram, kAtVersion) != kVersion)
+    if (get<std::uint8_t>(datagram, kAtMagic) != kMagic ||
+        get<std::uint8_t>(datagram, kAtVersion) != kVersion)
         return refuse(Reject::kVersion);
     Header& header = parsed.header;
     const auto type = get<std::uint8_t>(datagram, kAtType);
     header.flags = get<std::uint8_t>(datagram, kAtFlags);
     const auto codec = get<std::uint8_t>(datagram, kAtCodec);
     if (type < static_cast<std::uint8_t>(Type::kData) || type > static_cast<std::uint8_t>(Type::kGoodbye) ||
-        (header.flags & ~kKnownFlags) || codec >> 5 != static_cast<std::uint8_t>(Codec::kRaw) || (codec & 31) != 0)
+        (header.flags & ~kKnownFlags) || codec >> 5 != static_cast<std::uint8_t>(Codec::kRaw) ||
+        (codec & 31) != 0)
         return refuse(Reject::kType);
     header.type = static_cast<Type>(type);
     header.group_tag = get<std::uint64_t>(datagram, kAtGroupTag);

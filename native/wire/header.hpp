@@ -19,27 +19,27 @@ enum class Codec : std::uint8_t { kRaw = 0 };
 enum class Stage : std::uint8_t { kScatter = 0, kGather = 1 };
 
 enum Flag : std::uint8_t {
-    kGatherStage = 1,   // DATA: the owner's mean; without it, a contribution to the owner
-    kEmpty = 2,         // DATA: the run has no values (abstention in SCATTER, nobody delivered in GATHER)
-    kNonFinite = 4,     // DATA: some rank's bucket of this op holds an Inf or a NaN
-    kReplyWanted = 8,   // FEEDBACK, GOODBYE: answer at once
+    kGatherStage = 1,  // DATA: the owner's mean; without it, a contribution to the owner
+    kEmpty = 2,        // DATA: the run has no values (abstention in SCATTER, nobody delivered in GATHER)
+    kNonFinite = 4,    // DATA: some rank's bucket of this op holds an Inf or a NaN
+    kReplyWanted = 8,  // FEEDBACK, GOODBYE: answer at once
 };
 inline constexpr std::uint8_t kKnownFlags = kGatherStage | kEmpty | kNonFinite | kReplyWanted;
 
 // Why a datagram was dropped. Everything from the network ends in exactly one of these or is used.
 enum class Reject : std::uint8_t {
-    kShort,         // W1: shorter than a header
-    kVersion,       // W2: wrong magic or version
-    kType,          // W3: unknown type, flag or codec
-    kGroup,         // W4: another group's tag
-    kSource,        // W5: a source that is no other member of the group
-    kSeq,           // W6: an op outside the window
-    kShape,         // W7: a shard, run or length that does not fit the bucket
-    kOwner,         // W8: a shard the source or the receiver does not own in this op
-    kDuplicate,     // W9: a run that has already arrived
-    kLate,          // W10: a contribution to a closed SCATTER
-    kPool,          // an op not reached yet, and no room left to keep it
-    kLength,        // W11: more bucket lengths for one op than can be told apart
+    kShort,      // W1: shorter than a header
+    kVersion,    // W2: wrong magic or version
+    kType,       // W3: unknown type, flag or codec
+    kGroup,      // W4: another group's tag
+    kSource,     // W5: a source that is no other member of the group
+    kSeq,        // W6: an op outside the window
+    kShape,      // W7: a shard, run or length that does not fit the bucket
+    kOwner,      // W8: a shard the source or the receiver does not own in this op
+    kDuplicate,  // W9: a run that has already arrived
+    kLate,       // W10: a contribution to a closed SCATTER
+    kPool,       // W12: an op not reached yet, and no room left to keep it
+    kLength,     // W11: more bucket lengths for one op than can be told apart
     kCount,
 };
 inline constexpr std::size_t kRejectReasons = static_cast<std::size_t>(Reject::kCount);
@@ -48,21 +48,22 @@ const char* name(Reject reason);
 struct Header {
     Type type = Type::kData;
     std::uint8_t flags = 0;
-    std::uint8_t incast = 0;            // senders the source accepts at once; 0: unstated
+    std::uint8_t incast = 0;  // senders the source accepts at once; 0: unstated
     std::uint64_t group_tag = 0;
     std::uint16_t source = 0;
     std::uint16_t shard = 0;
-    std::uint32_t seq = 0;              // DATA: the op; FEEDBACK: ops entered; GOODBYE: first op neither entered nor served
-    std::uint32_t bucket_len = 0;       // coordinates
-    std::uint32_t first = 0;            // DATA: first coordinate of the run, within its shard
-    std::uint32_t echo_us = 0;          // FEEDBACK: the latest stamp_us received from the destination
-    std::uint16_t count = 0;            // coordinates in the run; 0 with kEmpty: the whole shard
+    std::uint32_t seq =
+        0;  // DATA: the op; FEEDBACK: ops entered; GOODBYE: first op neither entered nor served
+    std::uint32_t bucket_len = 0;  // coordinates
+    std::uint32_t first = 0;       // DATA: first coordinate of the run, within its shard
+    std::uint32_t echo_us = 0;     // FEEDBACK: the latest stamp_us received from the destination
+    std::uint16_t count = 0;       // coordinates in the run; 0 with kEmpty: the whole shard
     Codec codec = Codec::kRaw;
-    std::uint8_t planes = 0;            // bits per coordinate; 0 for raw
-    std::uint32_t stamp_us = 0;         // strictly increasing per source and destination
-    std::uint32_t entry_us = kNotEntered;   // age of the source's entry into the op when this was sent
-    float scale = 0;                    // block scale; unused by raw
-    std::uint16_t gain_full = 0;        // measured gains, fp16; unused by raw
+    std::uint8_t planes = 0;               // bits per coordinate; 0 for raw
+    std::uint32_t stamp_us = 0;            // strictly increasing per source and destination
+    std::uint32_t entry_us = kNotEntered;  // age of the source's entry into the op when this was sent
+    float scale = 0;                       // block scale; unused by raw
+    std::uint16_t gain_full = 0;           // measured gains, fp16; unused by raw
     std::uint16_t gain_one = 0;
 
     Stage stage() const { return flags & kGatherStage ? Stage::kGather : Stage::kScatter; }

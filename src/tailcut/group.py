@@ -114,7 +114,9 @@ class Group:
         self._calls = 0
         self._keys: set[Hashable] = set()
         # What the engine may still write to: the array stays alive even if its Work is dropped.
-        self._in_flight: dict[tuple[int, int], tuple[npt.NDArray[np.float32], weakref.ref[Work], Hashable]] = {}
+        self._in_flight: dict[
+            tuple[int, int], tuple[npt.NDArray[np.float32], weakref.ref[Work], Hashable]
+        ] = {}
         self._bounds = fixed_bounds(self.config.deadline_s)
         self._lanes = self._open(store, name)
         _open_groups.add(self)
@@ -124,10 +126,13 @@ class Group:
         bind = int(ipaddress.IPv4Address(config.address or "0.0.0.0"))
         try:
             lanes = [
-                _native.UdpLane(bind, config.receive_buffer_bytes, config.offload) for _ in range(config.lanes)
+                _native.UdpLane(bind, config.receive_buffer_bytes, config.offload)
+                for _ in range(config.lanes)
             ]
         except RuntimeError as error:  # std::system_error
-            raise ConfigError(f"cannot open a UDP socket on {config.address or 'any address'}: {error}") from error
+            raise ConfigError(
+                f"cannot open a UDP socket on {config.address or 'any address'}: {error}"
+            ) from error
         buffer_bytes = min(lane.receive_buffer_bytes for lane in lanes)
         window_bytes = _native.credit_window_bytes(buffer_bytes, self.world_size)
         card = make_card(config, [lane.port for lane in lanes], window_bytes)
@@ -164,8 +169,8 @@ class Group:
     def allreduce(self, array: npt.NDArray[np.float32], key: Hashable = None) -> Work:
         """Start averaging ``array`` over the ranks, in place; returns at once.
 
-        The array must not be touched until ``wait()`` returns. ``key`` names the bucket: one op of a key is in
-        flight at a time, and with several lanes the key chooses the lane, so it must be the same on all ranks.
+        The array must not be touched until ``wait()`` returns. ``key`` names the bucket: one op of a key is
+        in flight at a time, and with several lanes it chooses the lane: the same on all ranks.
         """
         bucket = _check_array(array)
         with self._lock:
@@ -213,7 +218,10 @@ class Group:
         return totals
 
     def close(self, linger_s: float | None = None) -> None:
-        """Say goodbye; serve what peers still need until all have said so, at most ``linger_s`` (the deadline)."""
+        """Say goodbye and serve what peers still need, until all have said it, at most ``linger_s``.
+
+        That is the deadline if not given; with 0 nothing is waited for.
+        """
         if os.getpid() != self._process or self._closed:
             return
         with self._lock:
@@ -306,5 +314,7 @@ def _check_array(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     if not array.flags.writeable:
         raise ConfigError("allreduce works in place, but the array is read-only; pass a copy")
     if array.size >= 1 << 32:
-        raise ConfigError(f"{array.size} coordinates exceed the limit of 2**32 - 1 for one op; split the array")
+        raise ConfigError(
+            f"{array.size} coordinates exceed the limit of 2**32 - 1 for one op; split the array"
+        )
     return array.reshape(-1)

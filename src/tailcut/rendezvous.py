@@ -90,13 +90,15 @@ def make_card(config: Config, ports: list[int], window_bytes: int) -> Card:
     )
 
 
-def packet_granules(route: Route, window_bytes: int, config: Config, header_bytes: int, granule_bytes: int) -> int:
+def packet_granules(
+    route: Route, window_bytes: int, config: Config, header_bytes: int, granule_bytes: int
+) -> int:
     """Granules per packet: what the path carries in one datagram, and the peer's window holds."""
     largest = min(route.mtu_bytes - IP_UDP_BYTES, 65_507) - header_bytes
     if config.packet_bytes > largest:
         raise ConfigError(
-            f"packet_bytes={config.packet_bytes} exceeds the {largest} bytes that the path to {route.address} "
-            f"carries (MTU {route.mtu_bytes}); lower it or raise the MTU"
+            f"packet_bytes={config.packet_bytes} exceeds the {largest} bytes that the path to "
+            f"{route.address} carries (MTU {route.mtu_bytes}); lower it or raise the MTU"
         )
     if config.packet_bytes:
         return config.packet_bytes // granule_bytes
@@ -127,7 +129,7 @@ def _read_all(store: Store, name: str, rank: int, world_size: int, timeout_s: fl
         if missing:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
-    return [cards.get(r, None) for r in range(world_size)]  # type: ignore[misc]
+    return [cards.get(r) for r in range(world_size)]  # type: ignore[misc]
 
 
 def _try_get(store: Store, key: str) -> bytes | None:
@@ -143,7 +145,9 @@ def _parse(text: bytes, peer: int) -> Card:
     try:
         return Card(**json.loads(text))
     except (TypeError, ValueError) as error:
-        raise PeerError(f"rank {peer} published something that this version does not understand: {error}") from None
+        raise PeerError(
+            f"rank {peer} published something that this version does not understand: {error}"
+        ) from None
 
 
 def _route_to(rank: int, card: Card, own: Card) -> Route:

@@ -17,7 +17,7 @@ class Report:
 
     seq: int
     status: Status
-    """complete: every coordinate was answered; deadline: what did not come is zero; behind: see behind_ops."""
+    """complete: all was answered; deadline: what did not come is zero; behind: see behind_ops."""
     length: int
     elapsed_s: float
     behind_ops: int = 0
@@ -61,7 +61,8 @@ class Report:
     def __str__(self) -> str:
         if self.status == "behind":
             return f"op {self.seq}: {self.behind_ops} ops behind, rejoined the group"
-        text = f"op {self.seq}: {self.status} after {1e3 * self.elapsed_s:.2f} ms, {self.lost_frac:.2%} of the result lost"
+        text = f"op {self.seq}: {self.status} after {1e3 * self.elapsed_s:.2f} ms"
+        text += f", {self.lost_frac:.2%} of the result lost"
         return f"{text}, missing from ranks {list(self.missing_from)}" if self.missing_from else text
 
 
@@ -111,8 +112,8 @@ def outcome_of(native: _native.OpReport, rank: int) -> Report | TailcutError:
         stated = zip(native.peer_lengths, native.peer_voted, strict=True)
         lengths = [f"rank {r}: {length}" for r, (length, voted) in enumerate(stated) if voted]
         return ConfigError(
-            f"op {native.seq}: this rank (rank {rank}) passed {native.bucket_len} coordinates and the group does "
-            f"not agree ({', '.join(lengths)}); every rank must pass the same length in the same order"
+            f"op {native.seq}: this rank (rank {rank}) passed {native.bucket_len} coordinates and the group "
+            f"does not agree ({', '.join(lengths)}); every rank must pass the same length in the same order"
         )
     if status == _native.Status.CLOSED:
         return ClosedError(f"op {native.seq}: the group was closed before the op ended")

@@ -50,7 +50,7 @@ class Scenario:
     depth: int = 1
     """Ops a rank keeps in flight."""
     compute_s: Sequence[Sequence[float]] = ()
-    """[op][rank]: from entering the op before (and finishing the one ``depth`` before) to entering this one."""
+    """[op][rank]: from entering the op before, and finishing the one ``depth`` before, to entering."""
     lengths: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """(op, rank) -> a length other than ``length``."""
     ops_by_rank: Mapping[int, int] = field(default_factory=dict)
@@ -97,7 +97,9 @@ class Scenario:
 
     def bucket(self, op: int, rank: int) -> Array:
         """What the rank contributes: a function of the seed."""
-        return np.random.default_rng((self.seed, op, rank)).standard_normal(self.length_of(op, rank), np.float32)
+        return np.random.default_rng((self.seed, op, rank)).standard_normal(
+            self.length_of(op, rank), np.float32
+        )
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,9 @@ def simulate(scenario: Scenario, inputs: list[list[Array]] | None = None) -> Sim
         inputs = [[scenario.bucket(op, rank) for rank in range(scenario.ranks)] for op in range(scenario.ops)]
     results = [[bucket.copy() for bucket in op] for op in inputs]
     native = _native.simulate(_spec(scenario), results)
-    outcomes = [[outcome_of(report, rank) for report in reports] for rank, reports in enumerate(native.reports)]
+    outcomes = [
+        [outcome_of(report, rank) for report in reports] for rank, reports in enumerate(native.reports)
+    ]
     return Simulation(scenario, inputs, results, outcomes, native.ended_at_ns / 1e9, native)
 
 
@@ -133,16 +137,18 @@ def _ns(seconds: float) -> int:
 def _spec(scenario: Scenario) -> _native.SimSpec:
     spec = _native.SimSpec()
     for name in (
-        "ranks seed loss duplicate corrupt trim bytes_per_s queue_bytes socket_buffer_bytes pool_bytes window_ops "
-        "first_seq depth record"
-    ).split():
+        *("ranks", "seed", "loss", "duplicate", "corrupt", "trim", "bytes_per_s", "queue_bytes"),
+        *("socket_buffer_bytes", "pool_bytes", "window_ops", "first_seq", "depth", "record"),
+    ):
         setattr(spec, name, getattr(scenario, name))
     spec.delay_ns = _ns(scenario.delay_s)
     spec.jitter_ns = _ns(scenario.jitter_s)
     spec.packet_granules = max(1, scenario.packet_bytes // (4 * _native.GRANULE))
     spec.bounds = fixed_bounds(scenario.deadline_s)
     spec.linger_ns = _ns(scenario.deadline_s)
-    spec.compute_ns = [[_ns(s) for s in row] for row in scenario.compute_s] or [[0] * scenario.ranks] * scenario.ops
+    spec.compute_ns = [[_ns(s) for s in row] for row in scenario.compute_s] or [
+        [0] * scenario.ranks
+    ] * scenario.ops
     spec.ops_by_rank = [scenario.ops_by_rank.get(rank, scenario.ops) for rank in range(scenario.ranks)]
     spec.resync_before = [scenario.resync_before.get(rank, 1 << 62) for rank in range(scenario.ranks)]
     for freeze in scenario.freezes:

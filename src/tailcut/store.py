@@ -46,7 +46,7 @@ class FileStore:
             os.link(name, self._path(key))  # unlike rename, fails when the key exists
         except FileExistsError:
             raise ConfigError(
-                f"{self._directory} already holds {key!r}: every group needs a fresh directory or its own name"
+                f"{self._directory} already holds {key!r}: each group needs a fresh directory or its own name"
             ) from None
         finally:
             os.unlink(name)
@@ -63,6 +63,8 @@ class FileStore:
                 return self._path(key).read_bytes()
             except FileNotFoundError:
                 if time.monotonic() >= give_up:
-                    raise TimeoutError(f"no {key!r} in {self._directory} after {self._timeout_s:g} s") from None
+                    raise TimeoutError(
+                        f"no {key!r} in {self._directory} after {self._timeout_s:g} s"
+                    ) from None
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.1)

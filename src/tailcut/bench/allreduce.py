@@ -15,7 +15,7 @@ from typing import Protocol
 from tailcut.bench.barrier import Barrier
 from tailcut.bench.figures import Figures, Round, judge
 from tailcut.bench.sides import GlooSide, OpenSide, TailcutSide
-from tailcut.bench.worker import Plan, Samples, measure
+from tailcut.bench.worker import WARMUP, Plan, Samples, measure
 from tailcut.bench.workers import Workers
 from tailcut.config import Config
 from tailcut.errors import ConfigError
@@ -100,16 +100,17 @@ def run(options: Options, progress: Progress | None = None) -> Generator[Row]:
 def run_plan(plan: Plan, progress: Progress) -> Iterator[Row]:
     """One number of ranks. Its workers live as long as this iterator."""
     Barrier.create(plan.directory / "barrier", plan.ranks)
-    steps_per_row = plan.rounds * len(plan.sides)
-    total = steps_per_row * len(plan.counts)
+    total = plan.steps_per_count * len(plan.counts)
     rounds: dict[str, list[Round]] = {name: [] for name in plan.sides}
     progress.step(f"{plan.ranks} ranks, starting", 0, total)
     with Workers(plan.ranks, measure, (plan,)) as workers:
         for done, by_rank in enumerate(_in_step(workers, plan.ranks), start=1):
             count = plan.counts[by_rank[0].count_index]
-            rounds[by_rank[0].side].append(judge(by_rank, count))
+            judged = judge(by_rank, count)
+            if by_rank[0].round_index != WARMUP:
+                rounds[by_rank[0].side].append(judged)
             progress.step(f"{plan.ranks} ranks, {4 * count} bytes", done, total)
-            if done % steps_per_row == 0:
+            if done % plan.steps_per_count == 0:
                 sides = {name: Figures(plan.ranks, count, tuple(rounds[name])) for name in plan.sides}
                 rounds = {name: [] for name in plan.sides}
                 yield Row(plan.ranks, 4 * count, sides)

@@ -45,12 +45,10 @@ def as_json(
     options: Options, machine: dict[str, Any], memcpy_bytes_per_s: float, rows: list[Row]
 ) -> dict[str, Any]:
     """A whole run, down to the slowest rank's time of every op."""
+    iters = [options.iters_for(size_bytes) for size_bytes in options.sizes_bytes]
     return {
         "benchmark": "allreduce",
-        "options": {
-            **asdict(options),
-            "iters_by_size": {s: options.iters_for(s) for s in options.sizes_bytes},
-        },
+        "options": {**asdict(options), "iters": iters},
         "machine": machine,
         "memcpy_bytes_per_s": memcpy_bytes_per_s,
         "rows": [_row_as_json(row) for row in rows],

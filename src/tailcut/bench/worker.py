@@ -18,6 +18,12 @@ from tailcut.bench.sides import OpenSide, Side, delivered_frac
 from tailcut.bench.workers import Send
 from tailcut.config import Config
 
+WARMUP = -1
+"""The round before the first: checked like the others, but not counted."""
+
+_PLACES = 1024
+"""Different inputs before they repeat."""
+
 Vector = npt.NDArray[np.float32]
 
 
@@ -40,9 +46,13 @@ class Plan:
         """``(count_index, round, side)`` in order; every second round the sides change places."""
         names = list(self.sides)
         for index in range(len(self.counts)):
-            for round_index in range(self.rounds):
+            for round_index in (WARMUP, *range(self.rounds)):
                 for name in names if round_index % 2 == 0 else reversed(names):
                     yield index, round_index, name
+
+    @property
+    def steps_per_count(self) -> int:
+        return (1 + self.rounds) * len(self.sides)
 
 
 @dataclass(frozen=True)
@@ -69,12 +79,12 @@ class Samples:
 class Source:
     """A rank's input and the right answer, for op after op.
 
-    Op k reads its bucket from one long random vector, from coordinate k on; the mean is taken coordinate by
-    coordinate, so its answer is in the long mean at the same place. No op can pass with another's result.
+    Op k reads its bucket from one longer random vector, from coordinate k on; the mean is taken coordinate by
+    coordinate, so its answer is in the longer mean at the same place. The last op's result is no answer.
     """
 
-    def __init__(self, rank: int, ranks: int, count: int, ops: int) -> None:
-        length = count + ops
+    def __init__(self, rank: int, ranks: int, count: int) -> None:
+        length = count + _PLACES
         mean = np.zeros(length, np.float32)
         for peer in range(ranks):
             vector = np.random.default_rng((count, peer)).random(length, np.float32) - np.float32(0.5)
@@ -88,7 +98,8 @@ class Source:
 
     def fill(self, bucket: Vector) -> Vector:
         """Write the next op's input; return its answer."""
-        here = slice(self._op, self._op + self._count)
+        first = self._op % _PLACES
+        here = slice(first, first + self._count)
         self._op += 1
         bucket[:] = self._own[here]
         return self._mean[here]
@@ -105,13 +116,10 @@ def measure(rank: int, send: Send, plan: Plan) -> None:
     for index, round_index, name in plan.schedule():
         if index != current:
             current = index
-            ops = len(sides) * (plan.warmup + plan.rounds * plan.iters[index])
-            source = Source(rank, plan.ranks, plan.counts[index], ops)
+            source = Source(rank, plan.ranks, plan.counts[index])
             bucket = np.empty(plan.counts[index], np.float32)
-            for side in sides.values():
-                for _ in range(plan.warmup):
-                    _one_op(side, rank, bucket, source, barrier)
-        samples = [_one_op(sides[name], rank, bucket, source, barrier) for _ in range(plan.iters[index])]
+        ops = plan.warmup if round_index == WARMUP else plan.iters[index]
+        samples = [_one_op(sides[name], rank, bucket, source, barrier) for _ in range(ops)]
         send(Samples(index, round_index, name, tuple(samples)))
     for side in sides.values():
         side.close()

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from types import FrameType
 
 from tailcut.cli import bench, demo
 from tailcut.errors import TailcutError
@@ -18,6 +19,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0, 2 after an error that was explained, or 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
+    before = signal.signal(signal.SIGTERM, _leave_tidily)
     try:
         options.run(options)
     except TailcutError as error:
@@ -26,7 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ntailcut: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def _leave_tidily(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

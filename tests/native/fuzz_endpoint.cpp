@@ -1,0 +1,505 @@
+// Coverage-guided fuzzing of the endpoint: the input is a script of what a group, a clock and a hostile network
+// may do to it. All ranks are real endpoints, so that forged datagrams meet real states; every rank is held to
+// the same invariants, and a broken one aborts.
+//
+//   fuzz_endpoint -max_len=4096 NEW_CORPUS tests/native/corpus      explore
+//   fuzz_endpoint FILE                                              replay one input
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "protocol/endpoint.hpp"
+
+// Only there with a sanitizer that counts; the bound on memory outside of the pool needs it.
+extern "C" __attribute__((weak)) std::size_t __sanitizer_get_current_allocated_bytes();
+
+namespace {
+
+using namespace tailcut;
+
+constexpr std::uint64_t kTag = 0x7461696C63757421;
+constexpr std::size_t kGuard = 16;  // floats on each side of a bucket
+constexpr std::size_t kWireDatagrams = 64;
+constexpr std::array<std::uint32_t, 12> kLengths = {0, 1, 63, 64, 65, 127, 128, 129, 300, 640, 1000, 2000};
+
+#define MUST(condition)                                                                  \
+    do {                                                                                 \
+        if (!(condition)) {                                                              \
+            std::fprintf(stderr, "%s:%d: broken: %s\n", __FILE__, __LINE__, #condition); \
+            std::abort();                                                                \
+        }                                                                                \
+    } while (false)
+
+// The input, read as a sequence of small numbers; zeros for ever after its end.
+class Script {
+public:
+    explicit Script(std::span<const std::uint8_t> input) : left_(input) {}
+
+    bool over() const { return left_.empty(); }
+    template <typename T>
+    T take() {
+        T value{};
+        const std::size_t n = std::min(sizeof(T), left_.size());
+        if (n > 0) std::memcpy(&value, left_.data(), n);
+        left_ = left_.subspan(n);
+        return value;
+    }
+    std::uint32_t below(std::uint32_t limit) { return take<std::uint8_t>() % limit; }
+
+private:
+    std::span<const std::uint8_t> left_;
+};
+
+// A bucket between guard zones. Once its report is out it belongs to the caller: no byte may change any more.
+class Bucket {
+public:
+    Bucket(std::uint32_t length, float value, Time deadline)
+        : deadline(deadline), floats_(length + 2 * kGuard) {
+        std::fill(floats_.begin(), floats_.end(), kPattern);
+        for (std::size_t k = 0; k < length; ++k) values()[k] = value + static_cast<float>(k);
+    }
+
+    std::span<float> values() { return {floats_.data() + kGuard, floats_.size() - 2 * kGuard}; }
+    std::size_t bytes() const { return floats_.size() * sizeof(float); }
+    void report() {
+        MUST(!reported);
+        reported = true;
+        final_ = floats_;
+    }
+    void check() const {
+        const auto intact = [](float value) { return value == kPattern; };
+        MUST(std::all_of(floats_.begin(), floats_.begin() + kGuard, intact));
+        MUST(std::all_of(floats_.end() - kGuard, floats_.end(), intact));
+        MUST(!reported || std::memcmp(final_.data(), floats_.data(), bytes()) == 0);
+    }
+
+    const Time deadline;
+    bool reported = false;
+
+private:
+    static constexpr float kPattern = -1234.5f;
+    std::vector<float> floats_, final_;
+};
+
+struct Datagram {
+    Rank destination;
+    std::vector<std::byte> bytes;
+};
+
+// One rank: an endpoint, its buckets, and what must hold whatever is done to it.
+class Host {
+public:
+    Host(const Settings& settings, const std::vector<PeerSettings>& peers)
+        : endpoint(settings, peers), settings_(settings), peers_(peers), stamps_(peers.size()) {}
+
+    void submit(Time now, std::uint32_t length, const Bounds& bounds);
+    void receive(Time now, std::span<const std::byte> bytes);
+    void advance(Time now);
+    // At most `most` packets, of which the last `retracted` are taken back.
+    std::vector<Datagram> transmit(Time now, std::size_t most, std::size_t retracted);
+    void take_reports();
+    void check_memory() const;
+    void check_buckets() const {
+        for (const auto& [ticket, bucket] : buckets_) bucket.check();
+    }
+    std::size_t submitted_bytes() const { return submitted_bytes_; }
+
+    Endpoint endpoint;
+
+private:
+    std::uint64_t dealt_with() const;
+    void check_outgoing(const Outgoing& out);
+    void check_data(const wire::Header& header, const Outgoing& out) const;
+    void note_entry(Ticket newest, std::uint32_t length);
+
+    const Settings settings_;
+    const std::vector<PeerSettings> peers_;
+    std::map<Ticket, Bucket> buckets_;
+    std::size_t submitted_bytes_ = 0;
+    std::vector<std::uint32_t> stamps_;                      // by peer: the last one sent
+    std::uint64_t kept_packets_ = 0;                         // transmitted and not retracted
+    std::vector<std::pair<Ticket, std::size_t>> in_flight_;  // ops whose shard may be outside, and its floats
+    std::size_t in_flight_floats_ = 0, in_flight_peak_ = 0;
+};
+
+void Host::submit(Time now, std::uint32_t length, const Bounds& bounds) {
+    const Ticket ticket = buckets_.size();
+    const auto value = static_cast<float>(ticket * 8 + settings_.shape.self);
+    Bucket& bucket = buckets_.try_emplace(ticket, length, value, now + bounds.deadline).first->second;
+    submitted_bytes_ += 2 * bucket.bytes() + 4096;  // with its final copy, and the tables of its op
+    const Seq seq = endpoint.next_seq();
+    endpoint.submit(now, ticket, bucket.values(), bounds);
+    take_reports();
+    if (endpoint.next_seq() == seq + 1) note_entry(ticket, length);  // entered, not refused
+}
+
+// Memory outside of the pool: ops in flight, and those of the window that a peer in them still awaits.
+void Host::note_entry(Ticket newest, std::uint32_t length) {
+    in_flight_.emplace_back(newest, OwnedShard::floats({length, settings_.shape.ranks}) + 16);
+    in_flight_floats_ += in_flight_.back().second;
+    in_flight_peak_ = std::max(in_flight_peak_, in_flight_floats_);  // before the older ones leave
+    const std::size_t recent = std::max<std::size_t>(3, settings_.window_ops + 1u);
+    for (std::size_t k = 0; k + recent < in_flight_.size();) {
+        if (buckets_.at(in_flight_[k].first).reported) {
+            in_flight_floats_ -= in_flight_[k].second;
+            in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(k));
+        } else {
+            ++k;
+        }
+    }
+}
+
+void Host::check_memory() const {
+    const Memory& memory = endpoint.memory();
+    MUST(memory.pool_used_bytes() <= settings_.pool_bytes);
+    // Used and kept: the pool, the ops in flight at their peak, and the history of empty buckets, which stays.
+    const std::size_t empty = std::size_t{settings_.window_ops} * 16;
+    MUST(memory.total_bytes() <= settings_.pool_bytes + (in_flight_peak_ + empty) * sizeof(float));
+}
+
+std::uint64_t Host::dealt_with() const {
+    std::uint64_t sum = endpoint.counters().late_gather_packets;
+    for (const std::uint64_t rejected : endpoint.counters().rejected) sum += rejected;
+    return sum;
+}
+
+void Host::receive(Time now, std::span<const std::byte> bytes) {
+    // An exact copy on the heap: a read beyond the datagram is caught.
+    const std::vector<std::byte> datagram(bytes.begin(), bytes.end());
+    const std::uint64_t received = endpoint.counters().received_packets, before = dealt_with();
+    endpoint.receive(now, datagram);
+    MUST(endpoint.counters().received_packets == received + 1);
+    MUST(dealt_with() - before <= 1);  // used, or counted for exactly one reason
+    take_reports();
+}
+
+void Host::advance(Time now) {
+    endpoint.advance(now);
+    take_reports();
+    MUST(endpoint.next_timer() > now);
+    for (const auto& [ticket, bucket] : buckets_) MUST(bucket.reported || bucket.deadline > now);
+}
+
+void Host::take_reports() {
+    for (const OpReport& report : endpoint.reports()) {
+        const auto found = buckets_.find(report.ticket);
+        MUST(found != buckets_.end());
+        found->second.report();
+        MUST(report.finished_at >= report.entered_at);
+    }
+    endpoint.reports().clear();
+    const auto waiting = [](const auto& entry) { return !entry.second.reported; };
+    MUST(endpoint.in_flight() ==
+         static_cast<std::size_t>(std::count_if(buckets_.begin(), buckets_.end(), waiting)));
+}
+
+std::vector<Datagram> Host::transmit(Time now, std::size_t most, std::size_t retracted) {
+    std::vector<Outgoing> batch;
+    std::vector<Datagram> datagrams;
+    Outgoing out;
+    while (batch.size() < most && endpoint.transmit(now, out)) {
+        check_outgoing(out);
+        const wire::HeaderBytes head = wire::pack(out.header);
+        datagrams.push_back({out.peer, {head.begin(), head.end()}});
+        datagrams.back().bytes.insert(datagrams.back().bytes.end(), out.payload.begin(), out.payload.end());
+        batch.push_back(out);
+    }
+    for (; retracted > 0 && !batch.empty(); --retracted) {
+        endpoint.retract(batch.back());
+        batch.pop_back();
+        datagrams.pop_back();
+    }
+    kept_packets_ += batch.size();
+    MUST(endpoint.counters().sent_packets == kept_packets_);
+    return datagrams;
+}
+
+void Host::check_outgoing(const Outgoing& out) {
+    const wire::Parsed parsed = wire::parse(wire::pack(out.header));
+    const wire::Header& header = parsed.header;
+    MUST(parsed.ok);
+    MUST(header.group_tag == kTag && header.source == settings_.shape.self);
+    MUST(out.peer < settings_.shape.ranks && out.peer != settings_.shape.self);
+    MUST(stamps_[out.peer] == 0 || after(header.stamp_us, stamps_[out.peer]));
+    MUST(header.stamp_us != 0);
+    stamps_[out.peer] = header.stamp_us;
+    MUST(out.payload.size() == wire::stated_payload_bytes(header));
+    if (header.type == wire::Type::kData) check_data(header, out);
+}
+
+void Host::check_data(const wire::Header& header, const Outgoing& out) const {
+    const Shape& shape = settings_.shape;
+    const bool gather = header.stage() == wire::Stage::kGather;
+    MUST(header.shard < shape.ranks);
+    MUST(shape.owner(header.shard, header.seq) == (gather ? shape.self : out.peer));
+    MUST(gather || header.entry_us != wire::kNotEntered);
+    MUST(header.count > 0 || header.empty());
+    const std::uint32_t length = Layout{header.bucket_len, shape.ranks}.length(header.shard);
+    MUST(header.first % kGranule == 0 && header.first + std::uint64_t{header.count} <= length);
+    MUST(header.count % kGranule == 0 || header.first + header.count == length);
+    MUST(out.payload.size() <= peers_[out.peer].packet_granules * kGranule * sizeof(float));
+    MUST(header.seq < endpoint.next_seq() || header.seq - endpoint.next_seq() < settings_.window_ops);
+}
+
+class Group {
+public:
+    explicit Group(Script& script);
+    void run();
+
+private:
+    void step();
+    void submit();
+    void forge();
+    void flood();
+    void raw();
+    void pass_on();
+    void pass_on_damaged();
+    void transmit();
+    void exchange();
+    void wait();
+    void leave();
+    void check();
+
+    wire::Header any_header(Rank destination);
+    Datagram from_wire();
+    Host& any_host() { return *hosts_[script_.below(ranks_)]; }
+    void put(std::vector<Datagram> datagrams);
+
+    Script& script_;
+    const std::size_t allocated_before_ = allocated();
+    static std::size_t allocated() {
+        return __sanitizer_get_current_allocated_bytes ? __sanitizer_get_current_allocated_bytes() : 0;
+    }
+    Rank ranks_;
+    Seq first_seq_ = 0;
+    std::uint64_t seed_;
+    std::size_t pool_bytes_;
+    Bounds bounds_;
+    Time now_ = 1'000'000'000;
+    std::vector<std::unique_ptr<Host>> hosts_;
+    std::deque<Datagram> wire_;  // sent and not delivered yet; the script decides what becomes of it
+};
+
+Group::Group(Script& script) : script_(script) {
+    ranks_ = static_cast<Rank>(1 + script.below(5));
+    seed_ = script.below(16);
+    pool_bytes_ = script.below(33) * std::size_t{1024};
+    const std::uint32_t limits = script.take<std::uint8_t>();
+    const std::uint32_t times = script.take<std::uint8_t>();
+    bounds_ = {(1 + times % 4) * kMillisecond, (4 + times / 4 % 4) * kMillisecond,
+               (4 + times / 16) * kMillisecond};
+    Settings settings;
+    settings.group_tag = kTag;
+    settings.window_ops = 1 + limits % 5;
+    settings.pool_bytes = pool_bytes_;
+    settings.window_bytes = 2048 * (1 + limits / 8 % 8);
+    settings.bounds = bounds_;
+    if (limits >= 192) first_seq_ = 0xFFFFFFFF - script.below(8);  // rule 12: the end of the numbers
+    settings.first_seq = first_seq_;
+    const std::vector<PeerSettings> peers(ranks_, {settings.window_bytes, pool_bytes_, 1 + limits / 64 % 3});
+    for (Rank rank = 0; rank < ranks_; ++rank) {
+        settings.shape = {rank, ranks_, seed_};
+        hosts_.push_back(std::make_unique<Host>(settings, peers));
+    }
+}
+
+void Group::run() {
+    while (!script_.over()) {
+        step();
+        check();
+    }
+    // Whatever happened: once the last deadline has passed, every op has been reported.
+    now_ += bounds_.deadline;
+    for (auto& host : hosts_) {
+        host->advance(now_);
+        MUST(host->endpoint.in_flight() == 0);
+        put(host->transmit(now_, SIZE_MAX, 0));  // terminates
+    }
+    check();
+}
+
+void Group::step() {
+    switch (script_.below(16)) {
+        case 0:
+            return raw();
+        case 1:
+        case 2:
+        case 3:
+            return forge();
+        case 4:
+            return flood();
+        case 5:
+        case 6:
+            return pass_on();
+        case 7:
+            return pass_on_damaged();
+        case 8:
+        case 9:
+            return submit();
+        case 10:
+            return wait();
+        case 11:
+            return transmit();
+        case 12:
+        case 13:
+            return exchange();
+        case 14:
+            return any_host().endpoint.resynced();
+        case 15:
+            return leave();
+    }
+}
+
+void Group::submit() {
+    Host& host = any_host();
+    host.submit(now_, kLengths[script_.below(kLengths.size())], bounds_);
+}
+
+void Group::raw() {
+    Host& host = any_host();
+    std::vector<std::byte> bytes(script_.below(80));
+    for (std::byte& byte : bytes) byte = script_.take<std::byte>();
+    host.receive(now_, bytes);
+}
+
+// A header that is plausible in most fields, so that the input gets past the first checks.
+wire::Header Group::any_header(Rank destination) {
+    wire::Header header;
+    const std::uint32_t kind = script_.take<std::uint8_t>();
+    header.type = static_cast<wire::Type>(kind % 8 == 0 ? 2 : kind % 8 == 1 ? 3 : 1);
+    header.flags = kind / 8 % 16;
+    header.group_tag = kTag;
+    header.source = static_cast<Rank>(script_.below(ranks_ + 1u));
+    header.seq = hosts_[destination]->endpoint.next_seq() + script_.below(12) - 6;
+    const std::uint32_t length = script_.below(kLengths.size() + 1);
+    header.bucket_len = length < kLengths.size() ? kLengths[length] : script_.take<std::uint32_t>();
+    const Shape shape{destination, ranks_, seed_};
+    const Rank owner = header.flags & wire::kGatherStage ? header.source : destination;
+    header.shard =
+        kind >= 128 ? static_cast<Rank>(script_.below(8)) : shape.shard_of(owner % ranks_, header.seq);
+    const std::uint32_t run = script_.take<std::uint8_t>();
+    header.first = run % 16 * (kGranule / 2);
+    header.echo_us = script_.take<std::uint16_t>() * 64u;
+    header.count = static_cast<std::uint16_t>(run / 16 * kGranule + (run % 3 == 0 ? script_.below(64) : 0));
+    header.stamp_us = static_cast<std::uint32_t>(now_ / kMicrosecond) + script_.below(64);
+    header.entry_us = kind >= 192 ? wire::kNotEntered : script_.take<std::uint16_t>();
+    return header;
+}
+
+void Group::forge() {
+    const auto destination = static_cast<Rank>(script_.below(ranks_));
+    const wire::Header header = any_header(destination);
+    const wire::HeaderBytes head = wire::pack(header);
+    std::vector<std::byte> bytes(head.begin(), head.end());
+    const std::uint32_t tail = script_.take<std::uint8_t>();
+    const std::size_t stated = wire::stated_payload_bytes(header);
+    bytes.resize(bytes.size() + (tail < 160   ? stated
+                                 : tail < 200 ? stated * (tail - 160) / 40
+                                              : tail * 4),
+                 std::byte{0x3F});
+    hosts_[destination]->receive(now_, bytes);
+}
+
+// The same header again and again with another length, or for another op: memory must not follow.
+void Group::flood() {
+    const auto destination = static_cast<Rank>(script_.below(ranks_));
+    wire::Header header = any_header(destination);
+    const bool lengths = script_.below(2) == 0;
+    header.flags |= wire::kEmpty;
+    header.first = header.count = 0;
+    for (std::uint32_t k = 0; k < 1024; ++k) {
+        hosts_[destination]->receive(now_, wire::pack(header));
+        ++(lengths ? header.bucket_len : header.seq);
+    }
+}
+
+Datagram Group::from_wire() {
+    const std::size_t at = script_.below(kWireDatagrams) % wire_.size();
+    Datagram datagram = std::move(wire_[at]);
+    wire_.erase(wire_.begin() + static_cast<std::ptrdiff_t>(at));
+    return datagram;
+}
+
+void Group::pass_on() {
+    if (wire_.empty()) return;
+    const Datagram datagram = from_wire();
+    for (std::uint32_t copies = 1 + script_.below(4) / 3; copies > 0; --copies)
+        hosts_[datagram.destination]->receive(now_, datagram.bytes);
+}
+
+void Group::pass_on_damaged() {
+    if (wire_.empty()) return;
+    Datagram datagram = from_wire();
+    for (std::uint32_t flips = script_.below(4); flips > 0 && !datagram.bytes.empty(); --flips)
+        datagram.bytes[script_.below(64) % datagram.bytes.size()] ^= script_.take<std::byte>();
+    const std::uint32_t size = script_.take<std::uint8_t>();
+    if (size < 192)
+        datagram.bytes.resize(datagram.bytes.size() * (size + 1) / 128, std::byte{1});  // cut or longer
+    hosts_[datagram.destination]->receive(now_, datagram.bytes);
+}
+
+void Group::put(std::vector<Datagram> datagrams) {
+    for (Datagram& datagram : datagrams) wire_.push_back(std::move(datagram));
+    while (wire_.size() > kWireDatagrams) wire_.pop_front();  // lost
+}
+
+void Group::transmit() {
+    Host& host = any_host();
+    const std::uint32_t most = script_.below(16), retracted = script_.below(16);
+    put(host.transmit(now_, most, retracted));
+}
+
+// A good moment: everybody sends, everything arrives in order. Bounded, as real time would bound it.
+void Group::exchange() {
+    for (std::uint32_t rounds = 1 + script_.below(8); rounds > 0; --rounds) {
+        for (auto& host : hosts_)
+            for (Datagram& datagram : host->transmit(now_, 256, 0))
+                hosts_[datagram.destination]->receive(now_, datagram.bytes);
+        now_ += 20 * kMicrosecond;
+    }
+}
+
+void Group::wait() {
+    const std::uint32_t how = script_.take<std::uint8_t>();
+    if (how >= 128) {  // exactly to the next timer, on which the comparisons turn
+        Time next = now_ + bounds_.deadline;
+        for (const auto& host : hosts_) next = std::min(next, host->endpoint.next_timer());
+        now_ = std::max(now_, next - (how == 255));
+    } else {
+        now_ += how * 50 * kMicrosecond;
+    }
+    for (auto& host : hosts_) host->advance(now_);
+}
+
+void Group::leave() {
+    Host& host = any_host();
+    if (script_.below(2) == 0) return host.endpoint.say_goodbye();
+    host.endpoint.abort(now_);
+    host.take_reports();
+    MUST(host.endpoint.in_flight() == 0);
+}
+
+void Group::check() {
+    std::size_t accounted = 1 << 19;  // slack: tables of small ops, the wire, this harness
+    for (const auto& host : hosts_) {
+        host->check_memory();
+        host->check_buckets();
+        accounted += host->endpoint.memory().total_bytes() + host->submitted_bytes();
+    }
+    MUST(allocated() <= allocated_before_ + accounted);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+    Script script({data, size});
+    Group(script).run();
+    return 0;
+}

@@ -1,0 +1,476 @@
+// Random fault schedules through the simulated network. Every schedule is a seed:
+//
+//   sim_stress [SEEDS = 300] [FIRST = 1]
+//
+// Whatever the faults, each op of a living rank is reported once and in time, and each granule of a result is
+// the rank-order mean of contributions, the same at every rank that holds it, or zero. Without faults, the mean
+// is that of all ranks. The mean is computed here once more, in plain loops.
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "drivers/simnet.hpp"
+
+namespace {
+
+using namespace tailcut;
+
+constexpr Duration kSecond = 1000 * kMillisecond;
+constexpr unsigned kAllowedSeconds = 60;  // of real time for one seed: more is an endless loop
+
+// Thrown by a check; ends the seed.
+struct Broken : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+template <typename... Parts>
+std::string text(const Parts&... parts) {
+    std::string all;
+    const auto add = [&](const auto& part) {
+        if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>)
+            all += std::to_string(part);
+        else
+            all += part;
+    };
+    (add(parts), ...);
+    return all;
+}
+
+template <typename... Parts>
+void must(bool holds, const Parts&... parts) {
+    if (!holds) throw Broken(text(parts...));
+}
+
+class Dice {
+public:
+    explicit Dice(std::uint64_t seed) : seed_(mix(seed)) {}
+
+    std::uint64_t bits() { return mix(seed_ ^ mix(throws_++)); }
+    std::uint32_t below(std::uint32_t limit) { return static_cast<std::uint32_t>(bits() % limit); }
+    double unit() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
+    bool chance(double p) { return unit() < p; }
+    Duration between(Duration low, Duration high) {
+        return low + static_cast<Duration>(unit() * static_cast<double>(high - low));
+    }
+    template <typename T>
+    T one_of(std::initializer_list<T> choices) {
+        return choices.begin()[below(static_cast<std::uint32_t>(choices.size()))];
+    }
+    Rank rank(const SimSpec& spec) { return static_cast<Rank>(below(spec.ranks)); }
+
+private:
+    const std::uint64_t seed_;
+    std::uint64_t throws_ = 0;
+};
+
+using Buckets = std::vector<std::vector<std::vector<float>>>;  // [op of the program][rank]
+
+struct Plan {
+    SimSpec spec;
+    Buckets inputs;
+    bool clean = true;  // nothing may be lost
+    bool even = true;   // all ranks do the same ops
+};
+
+// ---- making a plan ----------------------------------------------------------------------------------------
+
+void plan_hosts(Dice& dice, Plan& plan) {
+    SimSpec& spec = plan.spec;
+    spec.ranks = static_cast<Rank>(1 + dice.below(8));
+    spec.depth = 1 + dice.below(4);
+    spec.window_ops = dice.one_of<Seq>({1, 2, 3, 8, 64});
+    spec.pool_bytes = dice.one_of<std::size_t>({0, 1 << 14, 1 << 17, 1 << 20, 1 << 24});
+    spec.socket_buffer_bytes = dice.one_of<std::uint32_t>({1 << 14, 1 << 17, 1 << 20});
+    spec.packet_granules = dice.one_of<std::uint32_t>({1, 5, 34, 239});
+    spec.first_seq = dice.one_of<Seq>({0, 0, 1000, 0xFFFFFFF0});
+    spec.record = true;
+    const Seq ops = 1 + dice.below(7);
+    spec.ops_by_rank.assign(spec.ranks, ops);
+    plan.even = !dice.chance(0.2);
+    for (Seq& own : spec.ops_by_rank)
+        if (!plan.even) own = dice.below(ops + 1);
+    spec.compute.resize(ops);
+    for (auto& op : spec.compute)
+        for (Rank rank = 0; rank < spec.ranks; ++rank) op.push_back(dice.between(0, 2 * kMillisecond));
+}
+
+void plan_lengths(Dice& dice, Plan& plan, bool mismatches) {
+    const SimSpec& spec = plan.spec;
+    plan.inputs.resize(spec.compute.size());
+    for (auto& op : plan.inputs) {
+        const auto draw = [&] {
+            return dice.one_of<std::uint32_t>({0, 1, 63, 64, 65, 127, 3000, dice.below(20'000)});
+        };
+        const std::uint32_t length = draw();
+        for (Rank rank = 0; rank < spec.ranks; ++rank)
+            op.emplace_back(mismatches && dice.chance(0.15) ? draw() : length);
+    }
+}
+
+void plan_values(Dice& dice, Plan& plan) {
+    for (auto& op : plan.inputs)
+        for (auto& bucket : op) {
+            for (float& value : bucket) value = static_cast<float>(dice.unit() - 0.5);
+            if (!bucket.empty() && dice.chance(0.02))
+                bucket[dice.below(static_cast<std::uint32_t>(bucket.size()))] =
+                    std::numeric_limits<float>::infinity();
+        }
+}
+
+// Nothing is lost, but packets are late, doubled, overtaken and queued; everybody has the time to wait.
+void plan_clean(Dice& dice, SimSpec& spec) {
+    spec.window_ops = std::max(spec.window_ops, 2 * spec.depth);
+    spec.bounds = {20 * kSecond, 30 * kSecond, 60 * kSecond};
+    spec.linger = 300 * kSecond;
+    if (dice.chance(0.5)) spec.jitter = dice.between(0, kMillisecond);
+    if (dice.chance(0.3)) spec.duplicate = 0.1;
+    if (dice.chance(0.5)) spec.bytes_per_s = dice.one_of<double>({1e7, 1e9});
+}
+
+void plan_stops(Dice& dice, SimSpec& spec) {
+    for (int freezes = dice.chance(0.3) ? 2 : 0; freezes > 0; --freezes) {
+        const Time from = dice.between(0, 60 * kMillisecond);
+        spec.freezes.push_back({dice.rank(spec), from, from + dice.between(0, 300 * kMillisecond)});
+    }
+    if (dice.chance(0.2))
+        spec.freezes.push_back({dice.rank(spec), dice.between(0, 60 * kMillisecond), kNever});
+    if (dice.chance(0.2)) {
+        const Time from = dice.between(0, 60 * kMillisecond);
+        Partition partition{from, from + dice.between(0, 100 * kMillisecond), {}};
+        for (Rank rank = 0; rank < spec.ranks; ++rank)
+            if (dice.chance(0.5)) partition.side.push_back(rank);
+        spec.partitions.push_back(std::move(partition));
+    }
+}
+
+void plan_faults(Dice& dice, SimSpec& spec) {
+    const Duration scatter = dice.between(kMillisecond, 20 * kMillisecond);
+    spec.bounds = {scatter, scatter + dice.between(0, 20 * kMillisecond),
+                   scatter + dice.between(0, 60 * kMillisecond)};
+    spec.linger = dice.between(0, 200 * kMillisecond);
+    if (dice.chance(0.4)) spec.loss = dice.one_of<double>({0.01, 0.1, 0.6});
+    if (dice.chance(0.3)) spec.duplicate = dice.unit();
+    if (dice.chance(0.3)) spec.corrupt = 0.3 * dice.unit();
+    if (dice.chance(0.3)) spec.trim = dice.unit();
+    if (dice.chance(0.3)) spec.jitter = dice.between(0, 10 * kMillisecond);
+    if (dice.chance(0.5)) spec.bytes_per_s = dice.one_of<double>({1e6, 1e7, 1e8});
+    if (dice.chance(0.3)) spec.queue_bytes = 2'000 + dice.below(60'000);
+    for (auto& op : spec.compute)  // stragglers
+        for (Duration& compute : op)
+            if (dice.chance(0.1)) compute += dice.between(0, 100 * kMillisecond);
+    if (dice.chance(0.3)) spec.resync_before.assign(spec.ranks, dice.below(7));
+    plan_stops(dice, spec);
+}
+
+Plan make_plan(std::uint64_t seed) {
+    Dice dice(seed);
+    Plan plan;
+    plan.spec.seed = seed;
+    plan.clean = dice.chance(0.4);
+    plan_hosts(dice, plan);
+    plan_lengths(dice, plan, !plan.clean && dice.chance(0.3));
+    plan_values(dice, plan);
+    if (plan.clean)
+        plan_clean(dice, plan.spec);
+    else
+        plan_faults(dice, plan.spec);
+    return plan;
+}
+
+// ---- the oracle -------------------------------------------------------------------------------------------
+
+bool same(float a, float b) {
+    return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b) ||
+           (std::isnan(a) && std::isnan(b));
+}
+
+// What every rank put into one op of the group, by its seq.
+struct Entry {
+    const std::vector<float>* input = nullptr;  // null: it never entered
+    const std::vector<float>* result = nullptr;
+    const OpReport* report = nullptr;  // null: it died in the op
+};
+using Entries = std::vector<Entry>;  // by rank
+
+float mean_of(const Entries& entries, std::uint32_t ranks, std::size_t at) {
+    float sum = 0;
+    int count = 0;
+    for (std::size_t rank = 0; rank < entries.size(); ++rank)
+        if (ranks >> rank & 1) {
+            const float value = (*entries[rank].input)[at];
+            sum = count++ == 0 ? value : sum + value;
+        }
+    return sum / static_cast<float>(count);
+}
+
+// One op of the group, seen from all its ranks.
+class Oracle {
+public:
+    Oracle(const Plan& plan, Seq seq, const Entries& entries) : plan_(plan), seq_(seq), entries_(entries) {}
+
+    void check() {
+        for (Rank rank = 0; rank < entries_.size(); ++rank) {
+            const OpReport* report = entries_[rank].report;
+            if (!report || report->status == Status::kLengthMismatch) continue;
+            check_rank(rank, *report);
+        }
+    }
+
+private:
+    void check_rank(Rank rank, const OpReport& report) {
+        const Layout layout{report.bucket_len, plan_.spec.ranks};
+        for (Rank shard = 0; shard < plan_.spec.ranks; ++shard)
+            for (std::uint32_t g = 0; g < layout.granules(shard); ++g)
+                check_granule(rank, report, layout, shard, g);
+    }
+
+    void check_granule(Rank rank, const OpReport& report, const Layout& layout, Rank shard, std::uint32_t g) {
+        const std::uint64_t first = layout.begin(shard) + g * kGranule;
+        const std::uint64_t last = first + layout.coords(shard, g, g + 1);
+        const std::vector<float>& result = *entries_[rank].result;
+        const std::uint64_t from = first + (first == 0 && report.non_finite);  // rule 10 puts a NaN there
+        if (from >= last) return;
+        const std::span<const float> values(result.data() + from, last - from);
+        if (!report.held[shard].test(g)) {
+            must(std::all_of(values.begin(), values.end(), [](float v) { return same(v, 0.0f); }), "seq ",
+                 seq_, " rank ", rank, ": a granule of shard ", shard, " that did not come is not zero");
+            return;
+        }
+        const std::optional<std::uint32_t> ranks = contributors(layout, shard, g);
+        const bool right = ranks ? is_mean(*ranks, values, from) : is_some_mean(layout, values, from);
+        must(right, "seq ", seq_, " rank ", rank, ": shard ", shard, " granule ", g,
+             ranks ? " is not the mean of what its owner reports" : " is no mean of contributions");
+        const auto [known, fresh] =
+            held_.try_emplace({layout.bucket_len, first / kGranule, shard}, values.back());
+        must(fresh || same(known->second, values.back()), "seq ", seq_, " rank ", rank, ": shard ", shard,
+             " granule ", g, " differs between ranks");
+    }
+
+    // The ranks whose values are in the mean, as the owner says; nothing if it has not told.
+    std::optional<std::uint32_t> contributors(const Layout& layout, Rank shard, std::uint32_t g) const {
+        const Shape shape{0, plan_.spec.ranks, plan_.spec.seed};
+        const OpReport* owner = entries_[shape.owner(shard, seq_)].report;
+        if (!owner || owner->contributions.empty() || owner->bucket_len != layout.bucket_len)
+            return std::nullopt;
+        std::uint32_t ranks = 0;
+        for (Rank rank = 0; rank < plan_.spec.ranks; ++rank)
+            ranks |= std::uint32_t{owner->contributions[rank].test(g)} << rank;
+        return ranks;
+    }
+
+    bool eligible(std::uint32_t ranks, const Layout& layout) const {
+        for (std::size_t rank = 0; rank < entries_.size(); ++rank)
+            if (ranks >> rank & 1 &&
+                (!entries_[rank].input || entries_[rank].input->size() != layout.bucket_len))
+                return false;
+        return ranks != 0;
+    }
+
+    bool is_mean(std::uint32_t ranks, std::span<const float> values, std::uint64_t from) const {
+        if (ranks == 0) return false;
+        for (std::size_t k = 0; k < values.size(); ++k)
+            if (!same(values[k], mean_of(entries_, ranks, from + k))) return false;
+        return true;
+    }
+
+    bool is_some_mean(const Layout& layout, std::span<const float> values, std::uint64_t from) {
+        if (eligible(guess_, layout) && is_mean(guess_, values, from)) return true;
+        for (guess_ = 1; guess_ < 1u << plan_.spec.ranks; ++guess_)
+            if (eligible(guess_, layout) && is_mean(guess_, values, from)) return true;
+        return false;
+    }
+
+    struct Place {
+        std::uint32_t bucket_len;
+        std::uint64_t granule;
+        Rank shard;
+        auto operator<=>(const Place&) const = default;
+    };
+    const Plan& plan_;
+    const Seq seq_;
+    const Entries& entries_;
+    std::map<Place, float> held_;  // the first rank's value
+    std::uint32_t guess_ = 1;      // the ranks that fitted last: neighbours mostly agree
+};
+
+// ---- checks -----------------------------------------------------------------------------------------------
+
+bool dies(const SimSpec& spec, Rank rank) {
+    return std::any_of(spec.freezes.begin(), spec.freezes.end(),
+                       [&](const Freeze& freeze) { return freeze.rank == rank && freeze.until == kNever; });
+}
+
+bool frozen_between(const SimSpec& spec, Rank rank, Time from, Time until) {
+    return std::any_of(spec.freezes.begin(), spec.freezes.end(), [&](const Freeze& freeze) {
+        return freeze.rank == rank && freeze.from <= until && freeze.until > from;
+    });
+}
+
+void check_reports(const Plan& plan, const SimResult& result) {
+    const SimSpec& spec = plan.spec;
+    for (Rank rank = 0; rank < spec.ranks; ++rank) {
+        std::vector<int> seen(spec.ops_by_rank[rank]);
+        for (const OpReport& report : result.reports[rank]) {
+            must(report.ticket < seen.size() && ++seen[report.ticket] == 1, "rank ", rank, ": ticket ",
+                 report.ticket, " was reported twice");
+            if (report.status == Status::kSeqExhausted) continue;
+            const Time due = report.entered_at + spec.bounds.deadline;
+            must(report.finished_at <= due || frozen_between(spec, rank, report.entered_at, due), "rank ",
+                 rank, " op ", report.ticket, ": ended after its deadline");
+        }
+        if (dies(spec, rank)) continue;
+        must(std::count(seen.begin(), seen.end(), 1) == static_cast<std::ptrdiff_t>(seen.size()), "rank ",
+             rank, ": an op was never reported");
+        must(result.closed_at[rank] != kNever, "rank ", rank, ": never closed");
+    }
+}
+
+void check_counters(const Plan& plan, const SimResult& result) {
+    for (const Counters& counters : result.counters) {
+        std::uint64_t rejected = counters.late_gather_packets;
+        for (const std::uint64_t n : counters.rejected) rejected += n;
+        must(rejected <= counters.received_packets, "more packets rejected than received");
+    }
+    if (plan.spec.freezes.empty())
+        must(result.fates[static_cast<std::size_t>(SimFate::kSocketDrop)] == 0,
+             "a socket that is read dropped packets");
+}
+
+// Nothing was lost, so everything must have come: at once where it belongs, and without the pool overrun.
+void check_clean(const Plan& plan, const SimResult& result) {
+    const SimSpec& spec = plan.spec;
+    const Seq common = *std::min_element(spec.ops_by_rank.begin(), spec.ops_by_rank.end());
+    Time last = 0;
+    for (Rank rank = 0; rank < spec.ranks; ++rank)
+        for (const OpReport& report : result.reports[rank]) {
+            last = std::max(last, report.finished_at);
+            if (report.status == Status::kSeqExhausted) continue;
+            must(report.status == Status::kComplete, "rank ", rank, " op ", report.ticket, ": status ",
+                 static_cast<int>(report.status), " without a fault");
+            if (report.ticket >= common) continue;
+            const auto none = [](std::uint32_t coords) { return coords == 0; };
+            must(std::all_of(report.scatter_missing.begin(), report.scatter_missing.end(), none) &&
+                     std::all_of(report.gather_missing.begin(), report.gather_missing.end(), none) &&
+                     std::all_of(report.gather_empty.begin(), report.gather_empty.end(), none),
+                 "rank ", rank, " op ", report.ticket, ": something is missing without a fault");
+        }
+    for (Rank rank = 0; rank < spec.ranks; ++rank)
+        must(result.closed_at[rank] <= last + spec.linger / 2, "rank ", rank,
+             ": lingered with nothing left to serve");
+    for (const Counters& counters : result.counters) {
+        must(counters.rejected[static_cast<std::size_t>(wire::Reject::kPool)] == 0, "the pool was overrun");
+        must(counters.forfeited_shards == 0, "a shard was forfeited");
+    }
+}
+
+void check_non_finite(const Plan& plan, Rank rank, const OpReport& report, const std::vector<float>& result) {
+    const auto& op = plan.inputs[report.ticket];
+    const bool stated = std::any_of(op.begin(), op.end(), [](const std::vector<float>& input) {
+        return std::any_of(input.begin(), input.end(), [](float value) { return !std::isfinite(value); });
+    });
+    must(report.non_finite == stated, "rank ", rank, " op ", report.ticket, ": rule 10");
+    must(!stated || result.empty() || std::isnan(result[0]), "rank ", rank, " op ", report.ticket,
+         ": no NaN to be found");
+}
+
+// The ops of the group by seq. A rank that died left no report: its seq follows from its op unless it jumped.
+std::map<Seq, Entries> by_seq(const Plan& plan, const SimResult& result, const Buckets& results) {
+    const SimSpec& spec = plan.spec;
+    std::map<Seq, Entries> ops;
+    const auto entry = [&](Seq seq, Rank rank) -> Entry& {
+        return ops.try_emplace(seq, Entries(spec.ranks)).first->second[rank];
+    };
+    for (Rank rank = 0; rank < spec.ranks; ++rank) {
+        std::vector<bool> reported(spec.ops_by_rank[rank]);
+        bool jumped = false;
+        for (const OpReport& report : result.reports[rank]) {
+            reported[report.ticket] = true;
+            jumped |= report.status == Status::kBehind;
+            if (report.shard_lengths.empty()) continue;  // refused: never entered
+            entry(report.seq, rank) = {&plan.inputs[report.ticket][rank], &results[report.ticket][rank],
+                                       &report};
+        }
+        for (Seq op = 0; op < reported.size() && !jumped; ++op)
+            if (!reported[op]) entry(spec.first_seq + op, rank).input = &plan.inputs[op][rank];
+    }
+    return ops;
+}
+
+SimResult simulate_plan(const Plan& plan, Buckets& buckets) {
+    std::vector<std::vector<std::span<float>>> spans(buckets.size());
+    for (std::size_t op = 0; op < buckets.size(); ++op)
+        spans[op].assign(buckets[op].begin(), buckets[op].end());
+    return simulate(plan.spec, spans);
+}
+
+void run(std::uint64_t seed) {
+    const Plan plan = make_plan(seed);
+    Buckets results = plan.inputs;
+    const SimResult result = simulate_plan(plan, results);
+    check_reports(plan, result);
+    check_counters(plan, result);
+    if (plan.clean) check_clean(plan, result);
+    for (const auto& [seq, entries] : by_seq(plan, result, results)) Oracle(plan, seq, entries).check();
+    if (plan.clean && plan.even)
+        for (Rank rank = 0; rank < plan.spec.ranks; ++rank)
+            for (const OpReport& report : result.reports[rank])
+                if (report.status == Status::kComplete)
+                    check_non_finite(plan, rank, report, results[report.ticket][rank]);
+    if (seed % 8 == 0) {  // one seed, one history
+        Buckets again = plan.inputs;
+        const SimResult second = simulate_plan(plan, again);
+        must(second.events == result.events && second.ended_at == result.ended_at,
+             "a second run went differently");
+    }
+}
+
+const char* program = "sim_stress";
+volatile std::uint64_t running_seed = 0;
+
+void reproduce(std::uint64_t seed) {
+    std::printf("    alone: %s 1 %llu\n", program, static_cast<unsigned long long>(seed));
+}
+
+void on_alarm(int) {
+    std::printf("seed %llu: still running after %u s\n", static_cast<unsigned long long>(running_seed),
+                kAllowedSeconds);
+    reproduce(running_seed);
+    std::fflush(stdout);
+    _exit(1);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const std::uint64_t seeds = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 300;
+    const std::uint64_t first = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+    program = argv[0];
+    ::signal(SIGALRM, on_alarm);
+    std::uint64_t failed = 0;
+    for (std::uint64_t seed = first; seed < first + seeds; ++seed) {
+        running_seed = seed;
+        ::alarm(kAllowedSeconds);
+        try {
+            run(seed);
+        } catch (const Broken& broken) {
+            ++failed;
+            std::printf("seed %llu: %s\n", static_cast<unsigned long long>(seed), broken.what());
+            reproduce(seed);
+        }
+    }
+    std::printf("%llu passed, %llu failed\n", static_cast<unsigned long long>(seeds - failed),
+                static_cast<unsigned long long>(failed));
+    return failed == 0 ? 0 : 1;
+}

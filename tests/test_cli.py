@@ -1,0 +1,121 @@
+"""The tailcut command: what it prints and how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from tailcut import PeerError, demo
+from tailcut.cli import bench, main
+
+QUICK = ["bench", "allreduce", "--ranks", "2", "--sizes", "1K", "--iters", "2", "--rounds", "1"]
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--version"])
+    assert exit_info.value.code == 0
+    assert capsys.readouterr().out == f"tailcut {metadata.version('tailcut')}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["bench"], ["train"], [*QUICK, "--sizes", "1X"], [*QUICK, "--ranks", "a"]]
+)
+def test_arguments_that_are_not_understood_exit_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert exit_info.value.code == 2
+    assert "usage: tailcut" in capsys.readouterr().err
+
+
+def test_bench_prints_rows_and_writes_json(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    options = [
+        "--json",
+        str(path),
+        "--deadline",
+        "5",
+        "--receive-buffer",
+        "1M",
+        "--packet-bytes",
+        "1024",
+        "--no-offload",
+    ]
+    assert main([*QUICK, *options]) == 0
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert last_line.split()[:2] == ["1024", "256"]
+
+    result = json.loads(path.read_text())
+    config = result["options"]["config"]
+    assert (config["deadline_s"], config["receive_buffer_bytes"]) == (5.0, 1 << 20)
+    assert (config["packet_bytes"], config["offload"]) == (1024, False)
+    assert result["machine"]["tailcut"] == metadata.version("tailcut")
+    assert result["memcpy_bytes_per_s"] > 0
+    (row,) = result["rows"]
+    assert (row["ranks"], row["size_bytes"], row["count"], row["ratio"]) == (2, 1024, 256, None)
+    figures = row["sides"]["tailcut"]
+    assert (figures["delivered_frac"], figures["nmse"]) == (1.0, 0.0)
+    assert [len(r["slowest_s"]) for r in figures["rounds"]] == [2]
+
+
+def test_errors_are_one_line_and_exit_with_2(capsys):
+    assert main([*QUICK, "--deadline", "-1"]) == 2
+    assert capsys.readouterr().err.startswith("tailcut: deadline_s=-1.0 must be above 0")
+    assert main([*QUICK, "--json", "/no/such/directory/run.json"]) == 2
+    assert "cannot write /no/such/directory/run.json" in capsys.readouterr().err
+
+
+def test_a_failing_worker_exits_with_2(monkeypatch, capsys):
+    class Failing:
+        def __iter__(self):
+            raise PeerError("rank 1 was killed")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(bench, "run", lambda *_: Failing())
+    assert main(QUICK) == 2
+    assert capsys.readouterr().err.endswith("tailcut: rank 1 was killed\n")
+
+
+# Whoever runs the tests in the background has Ctrl-C ignored, and children inherit that.
+LISTENING = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from tailcut.cli import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_it_leaves_neither_process_nor_file(number, code, tmp_path):
+    command = [sys.executable, "-c", LISTENING, "bench", "allreduce", "--sizes", "1K", "--iters", "100000000"]
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        assert b"starting" in process.stderr.readline()
+        process.send_signal(number)
+        # The end of the file comes when nobody who inherited it is left.
+        process.communicate(timeout=60)
+    assert process.returncode == code
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sizes_have_units():
+    assert bench._sizes("4,1K,25M,1g") == (4, 1024, 25 << 20, 1 << 30)
+
+
+def test_demo_runs_without_options(monkeypatch):
+    calls = []
+    monkeypatch.setattr(demo, "run", lambda: calls.append("run"))
+    assert main(["demo"]) == 0
+    assert calls == ["run"]

@@ -1,0 +1,109 @@
+"""Configuration and stores: arguments, environment, defaults; bad values name themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import pytest
+
+from tailcut import Config, ConfigError, FileStore, Scenario
+
+
+def test_arguments_come_before_the_environment_and_that_before_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Config().window_ops == 64
+    monkeypatch.setenv("TAILCUT_WINDOW_OPS", "8")
+    assert Config().window_ops == 8
+    assert Config(window_ops=9).window_ops == 9
+
+
+def test_every_field_can_be_set_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {
+        "offload": "0",
+        "address": "127.0.0.1",
+        "deadline_s": "0.5",
+        "rendezvous_s": "3",
+        "packet_bytes": "512",
+    }
+    for field in dataclasses.fields(Config):
+        monkeypatch.setenv(
+            f"TAILCUT_{field.name.upper()}", texts.get(field.name, "65536" if "bytes" in field.name else "7")
+        )
+    config = Config()
+    assert (config.offload, config.address, config.deadline_s, config.seed) == (False, "127.0.0.1", 0.5, 7)
+
+
+def test_a_variable_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAILCUT_DEADLINE_S", "soon")
+    with pytest.raises(ConfigError, match="TAILCUT_DEADLINE_S='soon' is not a valid float"):
+        Config()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("deadline_s", 0),
+        ("deadline_s", float("nan")),
+        ("window_ops", 0),
+        ("pool_bytes", 10),
+        ("receive_buffer_bytes", -1),
+        ("packet_bytes", 255),
+        ("lanes", 0),
+        ("seed", -1),
+        ("address", "localhost"),
+        ("rendezvous_s", 0),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=field):
+        Config(**{field: value})
+
+
+def test_a_configuration_is_frozen_and_keyword_only() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().seed = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Config(1.0)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "bad", [{"ranks": 0}, {"loss": 2}, {"ops": -1}, {"depth": 0}, {"compute_s": [[0.0]]}]
+)
+def test_a_bad_scenario_is_refused(bad: dict) -> None:
+    with pytest.raises(ConfigError):
+        Scenario(**{"ranks": 2} | bad)
+
+
+def test_a_file_store_keeps_keys_apart_and_writes_them_once(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "new" / "directory")
+    store.set("a/b", b"\0\xff")
+    store.set("a%2Fb", b"other")
+    assert (store.get("a/b"), store.get("a%2Fb")) == (b"\0\xff", b"other")
+    assert store.check(["a/b"])
+    assert not store.check(["a/b", "c"])
+    with pytest.raises(ConfigError, match="already holds 'a/b'"):
+        store.set("a/b", b"again")
+    assert sorted(path.name for path in (tmp_path / "new" / "directory").iterdir()) == ["a%252Fb", "a%2Fb"]
+
+
+def test_a_file_store_waits_for_a_key_and_gives_up(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, timeout_s=20)
+    writer = threading.Thread(target=store.set, args=("late", b"1"))
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(store.get("late")))
+    reader.start()
+    writer.start()
+    writer.join()
+    reader.join()
+    assert got == [b"1"]
+    with pytest.raises(TimeoutError, match="no 'never'"):
+        FileStore(tmp_path, timeout_s=0.01).get("never")
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="FileStore cannot use"):
+        FileStore(tmp_path / "file" / "directory")
