@@ -208,6 +208,7 @@ std::optional<wire::Reject> Endpoint::check_shape(const wire::Header& header,
         return wire::Reject::kOwner;
     if (!gather && header.entry_us == wire::kNotEntered) return wire::Reject::kShape;
     if (payload_bytes > wire::stated_payload_bytes(header)) return wire::Reject::kShape;
+    if ((header.flags & wire::kOver) && (gather || header.count != 0)) return wire::Reject::kShape;
     if (header.count == 0)
         return header.empty() && header.first == 0 ? std::nullopt : std::optional(wire::Reject::kShape);
     if (header.empty() && !gather) return wire::Reject::kShape;

@@ -67,7 +67,10 @@ std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
     owned_->note_entry(header.source, source_entered_at);
     if (header.empty()) {
         if (owned_->abstained(header.source)) return wire::Reject::kDuplicate;
-        owned_->abstain(header.source, now);
+        if (header.flags & wire::kOver)
+            owned_->end(header.source, now);
+        else
+            owned_->abstain(header.source, now);
         return std::nullopt;
     }
     // A cut packet counts for the granules that it still holds whole.
@@ -133,10 +136,7 @@ bool Op::next_packet(Time now, Rank peer, std::uint32_t max_granules, Outgoing& 
     return true;
 }
 
-bool Op::pending(Rank peer) const {
-    if (owned_ && owned_->pending(peer)) return true;
-    return entered_ && !finished_ && sent_[peer] < layout_.granules(shape_.shard_of(peer, seq_));
-}
+bool Op::pending(Rank peer) const { return (owned_ && owned_->pending(peer)) || unsent(peer); }
 
 bool Op::next_mean(Rank peer, std::uint32_t max_granules, Outgoing& out) {
     const auto run = owned_ ? owned_->pending(peer) : std::nullopt;
@@ -163,13 +163,13 @@ bool Op::next_mean(Rank peer, std::uint32_t max_granules, Outgoing& out) {
 }
 
 bool Op::next_contribution(Rank peer, std::uint32_t max_granules, Outgoing& out) {
-    if (!entered_ || finished_) return false;
+    if (!entered_) return false;
     const Rank shard = shape_.shard_of(peer, seq_);
     const std::uint32_t all = layout_.granules(shard);
     std::uint32_t& sent = sent_[peer];
-    const bool empty = !contributing_ || layout_.length(shard) == 0;
+    const bool empty = finished_ || !contributing_ || layout_.length(shard) == 0;
     if (empty && sent < all) {
-        out.header.flags = wire::kEmpty;
+        out.header.flags = wire::kEmpty | (finished_ ? wire::kOver : 0);
         out.header.shard = shard;
         out.payload = {};
         out.rewind = {0, sent};
@@ -237,6 +237,12 @@ OpReport Op::finish(Time now, Status status, bool record_fates) {
     // Rule 10: whoever checks gradients for Inf and NaN finds one, whichever packets were lost.
     if (non_finite() && !bucket_.empty()) bucket_[0] = std::numeric_limits<float>::quiet_NaN();
     finished_ = true;
+    // An owner whose mean we have waits for nothing; the others are told that we have ended.
+    for (Rank peer = 0; peer < shape_.ranks; ++peer) {
+        const Rank shard = shape_.shard_of(peer, seq_);
+        if (peer == shape_.self || answered_[shard].all(0, layout_.granules(shard)))
+            sent_[peer] = layout_.granules(shard);
+    }
 
     report_.status = status;
     report_.seq = seq_;

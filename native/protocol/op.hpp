@@ -65,7 +65,7 @@ public:
     bool next_packet(Time now, Rank peer, std::uint32_t max_granules, Outgoing& out);
     void retract(const Outgoing& out);
     bool pending(Rank peer) const;
-    bool served(Rank peer) const { return !owned_ || owned_->served(peer); }
+    bool served(Rank peer) const { return (!owned_ || owned_->served(peer)) && !unsent(peer); }
     bool closed() const { return !owned_ || owned_->closed(); }
     bool compacted() const { return !owned_ || owned_->compacted(); }
     void compact(Block smaller) { owned_->compact(std::move(smaller)); }
@@ -74,6 +74,9 @@ public:
     void count_sent(std::size_t bytes) { ++report_.sent_packets, report_.sent_bytes += bytes; }
 
 private:
+    bool unsent(Rank peer) const {
+        return entered_ && sent_[peer] < layout_.granules(shape_.shard_of(peer, seq_));
+    }
     bool next_mean(Rank peer, std::uint32_t max_granules, Outgoing& out);
     bool next_contribution(Rank peer, std::uint32_t max_granules, Outgoing& out);
     void take_over_held();

@@ -19,6 +19,7 @@ OwnedShard::OwnedShard(const Shape& shape, const Layout& layout, Rank shard, Blo
       settled_(granules_),
       final_(granules_),
       abstains_(shape.ranks),
+      ended_(shape.ranks),
       entry_known_(shape.ranks),
       cursors_(shape.ranks) {
     sources_.reserve(shape.ranks);
@@ -55,6 +56,14 @@ void OwnedShard::abstain(Rank rank, Time now) {
     uneven_ |= arrived_[rank].any(0, granules_);
     for (std::uint32_t g = 0; g < granules_; ++g) settled_[g] += !arrived_[rank].test(g);
     finalize_complete(0, granules_, now);
+}
+
+void OwnedShard::end(Rank rank, Time now) {
+    ended_[rank] = true;
+    const bool all = std::count(ended_.begin(), ended_.end(), true) == shape_.ranks - 1;
+    if (!all || closed()) return abstain(rank, now);
+    arrived_.assign(shape_.ranks, GranuleSet(granules_));
+    close(now);
 }
 
 std::optional<wire::Reject> OwnedShard::contribute(Rank from, std::uint32_t first, std::uint32_t last,

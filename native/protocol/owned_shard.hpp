@@ -46,6 +46,9 @@ public:
     void leave();
     // The rank will deliver nothing (more). Its missing granules are waited for no longer.
     void abstain(Rank rank, Time now);
+    // As abstain(), and the rank will not apply the mean. A mean that nobody else applies is void: the owner's
+    // replica must not part from the others by its own gradient, so what is not final yet becomes EMPTY.
+    void end(Rank rank, Time now);
     std::optional<wire::Reject> contribute(Rank from, std::uint32_t first, std::uint32_t last,
                                            std::span<const std::byte> payload, Time now);
     void note_entry(Rank rank, Time entered_at);
@@ -90,6 +93,7 @@ private:
     std::vector<GranuleSet> arrived_;     // by rank: granules with a value
     std::vector<std::uint16_t> settled_;  // by granule: ranks that delivered it or never will
     GranuleSet final_;                    // granules whose mean is computed
+    std::vector<bool> ended_;             // by rank
     bool uneven_ = false;                 // a rank abstained half-way: neighbours differ in contributors
     std::vector<bool> abstains_;          // by rank
     std::vector<bool> entry_known_;       // by rank

@@ -23,8 +23,9 @@ enum Flag : std::uint8_t {
     kEmpty = 2,        // DATA: the run has no values (abstention in SCATTER, nobody delivered in GATHER)
     kNonFinite = 4,    // DATA: some rank's bucket of this op holds an Inf or a NaN
     kReplyWanted = 8,  // FEEDBACK, GOODBYE: answer at once
+    kOver = 128,       // an EMPTY contribution: the source has ended the op and will not apply its mean
 };
-inline constexpr std::uint8_t kKnownFlags = kGatherStage | kEmpty | kNonFinite | kReplyWanted;
+inline constexpr std::uint8_t kKnownFlags = kGatherStage | kEmpty | kNonFinite | kReplyWanted | kOver;
 
 // Why a datagram was dropped. Everything from the network ends in exactly one of these or is used.
 enum class Reject : std::uint8_t {

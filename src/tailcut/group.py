@@ -37,6 +37,9 @@ class Stats:
 
     ops: int = 0
     deadline_ops: int = 0
+    """Ops that the deadline ended."""
+    lossy_ops: int = 0
+    """Ops with zeros in the result because a mean did not come or was EMPTY."""
     behind_ops: int = 0
     lost_coordinates: int = 0
     coordinates: int = 0
@@ -280,6 +283,7 @@ class Group:
                 totals = self._totals
                 totals.ops += 1
                 totals.deadline_ops += outcome.status == "deadline"
+                totals.lossy_ops += outcome.lost_frac > 0
                 totals.behind_ops += outcome.behind_ops
                 totals.coordinates += outcome.length
                 totals.lost_coordinates += round(outcome.lost_frac * outcome.length)

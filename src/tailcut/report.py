@@ -52,7 +52,7 @@ class Report:
     def __post_init__(self) -> None:
         missing = {
             rank
-            for lost in (self.scatter_lost, self.gather_lost)
+            for lost in (self.scatter_lost, self.gather_lost, self.gather_empty)
             for rank, share in enumerate(lost)
             if share > 0 and rank not in self.abstained
         }
