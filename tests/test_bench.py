@@ -16,7 +16,7 @@ from tailcut.bench.figures import Figures, Round, WrongResultError, judge, ratio
 from tailcut.bench.sides import TailcutSide, delivered_frac
 from tailcut.bench.table import header, line
 from tailcut.bench.worker import WARMUP, Plan, Sample, Samples, Source
-from tailcut.bench.workers import Workers
+from tailcut.workers import Workers
 
 
 class SpoiledSide(TailcutSide):

@@ -10,9 +10,10 @@ import pytest
 
 from tailcut import ConfigError, PeerError, Report, demo
 from tailcut.demo.display import Screen
-from tailcut.demo.stage import Stage, Story, workers
+from tailcut.demo.stage import Stage, Story
 from tailcut.demo.summary import render, summarize
-from tailcut.demo.worker import Board, Op, Script
+from tailcut.demo.worker import Board, Op, Script, work
+from tailcut.workers import Workers
 
 SHORT = Script(ranks=3, frozen_rank=1, count=1000, deadline_s=0.05, before_s=0.1, freeze_s=0.3, after_s=0.1)
 
@@ -52,10 +53,10 @@ def test_demo_completes_and_says_what_the_freeze_cost():
 
 def test_a_worker_killed_on_the_way_is_named_and_no_process_remains(tmp_path):
     board = Board(tmp_path, SHORT.ranks, create=True)
-    with workers(SHORT, tmp_path) as cast:
-        pids = [worker.process.pid or 0 for worker in cast]
+    with Workers(SHORT.ranks, work, (SHORT, tmp_path)) as workers:
+        pids = workers.pids
         with pytest.raises(PeerError, match="rank 2 was killed by SIGKILL"):
-            Stage(SHORT, cast, board, Killer(pids[2])).play()
+            Stage(SHORT, workers, board, Killer(pids[2])).play()
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

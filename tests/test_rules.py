@@ -104,6 +104,17 @@ def test_rule_2_the_late_rank_finds_the_result_and_sends_no_contribution() -> No
     assert contributions == []
 
 
+def test_rule_2_a_late_rank_sends_no_contribution_to_a_shard_whose_mean_it_holds() -> None:
+    """Rank 3 is dead, so the late rank's op is not complete when it enters; the means of 0 and 1 are there."""
+    scenario = Scenario(
+        ranks=4, length=4096, compute_s=[[0, 0, 0.06, 0]], freezes=[Freeze(3, 0.0, None)], record=True
+    )
+    simulation = simulate(scenario)
+    oracle.check(simulation)
+    contributions = [d for d in simulation.native.deliveries if d[1] == 2 and not d[4] and not d[5]]
+    assert contributions == []
+
+
 # ---- rule 3: behind, and further behind --------------------------------------------------------------------
 
 
@@ -332,10 +343,12 @@ def test_rule_10_every_rank_sees_an_inf_or_nan_of_any_rank(value: float, at: int
         assert not np.isfinite(simulation.results[0][rank]).all()
 
 
-def test_rule_10_it_is_seen_even_if_the_packet_that_holds_it_never_arrives() -> None:
+@pytest.mark.parametrize("length", [4096, 200_000], ids=["sent", "no-credit-to-send-it"])
+def test_rule_10_it_is_seen_even_if_the_packet_that_holds_it_never_arrives(length: int) -> None:
     shard = next(s for s in range(4) if _native.owner_of(s, 0, 4, 0) == 3)
-    begin, _ = _native.shard_range(4096, 4, shard)
-    simulation = poisoned(np.nan, begin + 5, freezes=[Freeze(3, 0.0, None)])  # its owner is dead
+    _, end = _native.shard_range(length, 4, shard)
+    dead = [Freeze(3, 0.0, None)]  # its owner
+    simulation = poisoned(np.nan, end - 1, length=length, freezes=dead, socket_buffer_bytes=1 << 16)
     for rank in range(3):
         assert simulation.reports(rank)[0].non_finite
         assert not np.isfinite(simulation.results[0][rank]).all()

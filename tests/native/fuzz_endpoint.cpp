@@ -480,7 +480,8 @@ void Group::wait() {
 
 void Group::leave() {
     Host& host = any_host();
-    if (script_.below(2) == 0) return host.endpoint.say_goodbye();
+    const std::uint32_t how = script_.below(4);
+    if (how % 2 == 0) return how == 0 ? host.endpoint.say_goodbye() : host.endpoint.leave();
     host.endpoint.abort(now_);
     host.take_reports();
     MUST(host.endpoint.in_flight() == 0);

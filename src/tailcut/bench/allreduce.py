@@ -16,9 +16,9 @@ from tailcut.bench.barrier import Barrier
 from tailcut.bench.figures import Figures, Round, judge
 from tailcut.bench.sides import GlooSide, OpenSide, TailcutSide
 from tailcut.bench.worker import WARMUP, Plan, Samples, measure
-from tailcut.bench.workers import Workers
 from tailcut.config import Config
 from tailcut.errors import ConfigError
+from tailcut.workers import Workers
 
 DEFAULT_SIZES = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 25 << 20, 100 << 20)
 """1 KB to 100 MB in steps of about 4; 25 MB is the size of DDP's buckets."""
@@ -119,7 +119,9 @@ def run_plan(plan: Plan, progress: Progress) -> Iterator[Row]:
 def _in_step(workers: Workers, ranks: int) -> Iterator[list[Samples]]:
     """Every rank sends in the order of the plan: one message of each is one step."""
     heard: list[deque[Samples]] = [deque() for _ in range(ranks)]
-    for rank, message in workers.messages():
+    for heard_of in workers.messages():
+        assert heard_of is not None
+        rank, message = heard_of
         assert isinstance(message, Samples)
         heard[rank].append(message)
         if all(heard):

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from tailcut.bench.barrier import Barrier
 from tailcut.bench.sides import OpenSide, Side, delivered_frac
-from tailcut.bench.workers import Send
 from tailcut.config import Config
+from tailcut.workers import Send
 
 WARMUP = -1
 """The round before the first: checked like the others, but not counted."""

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TextIO
 
 from tailcut.demo.display import Log, Screen
-from tailcut.demo.stage import Stage, Story, workers
+from tailcut.demo.stage import Stage, Story
 from tailcut.demo.summary import render, summarize
-from tailcut.demo.worker import Board, Script
+from tailcut.demo.worker import Board, Script, work
+from tailcut.workers import Workers
 
 
 def run(script: Script | None = None, stream: TextIO | None = None) -> Story:
@@ -24,8 +25,8 @@ def run(script: Script | None = None, stream: TextIO | None = None) -> Story:
     with tempfile.TemporaryDirectory(prefix="tailcut-demo-") as name:
         directory = Path(name)
         board = Board(directory, script.ranks, create=True)
-        with workers(script, directory) as cast:
-            story = Stage(script, cast, board, Screen(stream) if stream.isatty() else Log(stream)).play()
+        with Workers(script.ranks, work, (script, directory)) as workers:
+            story = Stage(script, workers, board, Screen(stream) if stream.isatty() else Log(stream)).play()
     print("\n" + render(summarize(story), story), file=stream, flush=True)
     return story
 

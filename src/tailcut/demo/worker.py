@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import signal
 import time
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tailcut.config import Config
-from tailcut.errors import ConfigError, TailcutError
+from tailcut.errors import ConfigError
 from tailcut.group import Group
 from tailcut.report import Report
 from tailcut.store import FileStore
-
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from tailcut.workers import Send
 
 _ENTRY = np.dtype([("ops", np.int64), ("last_s", np.float64), ("lost", np.float64)])
 Entries = npt.NDArray[Any]
@@ -73,14 +69,9 @@ class Board:
         return bool(ops >= self._stop[0])
 
 
-def work(rank: int, script: Script, directory: Path, connection: Connection) -> None:
-    """The worker's entry: sends its ops when all have ended, or the text of what went wrong."""
-    # The kernel's promise, so that it also holds when the parent is killed or this worker is stopped.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    try:
-        connection.send(_average(rank, script, directory))
-    except TailcutError as error:
-        connection.send(str(error))
+def work(rank: int, send: Send, script: Script, directory: Path) -> None:
+    """The worker's entry: sends its ops when all have ended."""
+    send(_average(rank, script, directory))
 
 
 def _average(rank: int, script: Script, directory: Path) -> list[Op]:

@@ -58,13 +58,18 @@ class Workers:
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes if process.pid is not None]
 
-    def messages(self) -> Iterator[tuple[int, object]]:
-        """What the workers send, as ``(rank, message)``, until all have ended; raises when one fails."""
+    def messages(self, pause_s: float | None = None) -> Iterator[tuple[int, object] | None]:
+        """What the workers send, as ``(rank, message)``, until all have ended; raises when one fails.
+
+        With ``pause_s``, yields None when nothing has come for so long.
+        """
         open_ranks = {connection: rank for rank, connection in enumerate(self._connections)}
         while open_ranks:
-            ready = [open_ranks[c] for c in wait(list(open_ranks)) if isinstance(c, Connection)]
+            ready = [open_ranks[c] for c in wait(list(open_ranks), pause_s) if isinstance(c, Connection)]
             # When one rank dies the others complain about it: look for the dead before listening.
             self._raise_if_killed()
+            if not ready:
+                yield None
             for rank in ready:
                 try:
                     message = self._connections[rank].recv()
