@@ -105,7 +105,7 @@ def test_rule_2_the_late_rank_finds_the_result_and_sends_no_contribution() -> No
 
 
 def test_rule_2_a_late_rank_sends_no_contribution_to_a_shard_whose_mean_it_holds() -> None:
-    """Rank 3 is dead, so the late rank's op is not complete when it enters; the means of 0 and 1 are there."""
+    """Rank 3 is dead, so the late rank's op is incomplete when it enters; the means of 0 and 1 are there."""
     scenario = Scenario(
         ranks=4, length=4096, compute_s=[[0, 0, 0.06, 0]], freezes=[Freeze(3, 0.0, None)], record=True
     )
