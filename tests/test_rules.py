@@ -502,6 +502,14 @@ def test_rule_12_close_lingers_until_the_peers_have_what_they_need() -> None:
     assert max(simulation.native.closed_at_ns) / 1e9 < 0.2
 
 
+def test_rule_12_close_lingers_until_the_peers_have_said_goodbye() -> None:
+    simulation = simulate(
+        Scenario(ranks=3, length=4096, compute_s=[[0, 0, 0.09]])
+    )  # the last one enters late
+    assert [report.status for report in simulation.reports(0)] == ["complete"]
+    assert min(simulation.native.closed_at_ns) / 1e9 > 0.09
+
+
 def test_rule_12_close_does_not_wait_for_ever() -> None:
     simulation = simulate(Scenario(ranks=3, length=100, freezes=[Freeze(2, 0.0, None)]))
     for rank in (0, 1):
