@@ -221,11 +221,6 @@ void bind_udp(nb::module_& m) {
                 return report;
             },
             "ticket"_a, "timeout_ns"_a)
-        .def("take_reports",
-             [](UdpLane& lane) {
-                 const nb::gil_scoped_release release;
-                 return lane.take_reports();
-             })
         .def("resynced", &UdpLane::resynced, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &UdpLane::close, "linger_ns"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("join", &UdpLane::join, "timeout_ns"_a, nb::call_guard<nb::gil_scoped_release>())

@@ -204,6 +204,7 @@ void Sim::plan_entry(Rank rank) {
         host.leaving = true;
         host.linger_until = now_ + spec_.linger;
         host.endpoint->say_goodbye();
+        schedule(now_, Kind::kThaw, rank);  // a rank without ops has no other occasion to say it
         schedule(host.linger_until, Kind::kThaw, rank);
         return;
     }

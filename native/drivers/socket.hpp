@@ -53,8 +53,11 @@ public:
         for (std::size_t m = 0; m < messages; ++m) {
             const std::span<const std::byte> all(buffers_[m].data(), lengths_[m]);
             const std::size_t segment = segment_bytes_[m] ? segment_bytes_[m] : all.size();
-            for (std::size_t at = 0; at < all.size(); at += segment)
+            std::size_t at = 0;
+            do {  // an empty datagram is one too
                 visit(all.subspan(at, std::min(segment, all.size() - at)));
+                at += segment;
+            } while (at < all.size());
         }
         return messages;
     }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -83,18 +84,15 @@ void UdpLane::resynced() {
 
 bool UdpLane::wait(Ticket ticket, Duration timeout, OpReport& report) {
     std::unique_lock lock(shared_->mutex);
-    const auto there = [&] { return shared_->reports.contains(ticket); };
+    const auto there = [&] { return shared_->ended || shared_->reports.contains(ticket); };
     if (!shared_->reported.wait_for(lock, std::chrono::nanoseconds(timeout), there)) return false;
-    report = std::move(shared_->reports.extract(ticket).mapped());
+    if (auto found = shared_->reports.extract(ticket)) {
+        report = std::move(found.mapped());
+    } else {  // the engine ended without it
+        report.ticket = ticket;
+        report.status = Status::kClosed;
+    }
     return true;
-}
-
-std::vector<OpReport> UdpLane::take_reports() {
-    const std::lock_guard lock(shared_->mutex);
-    std::vector<OpReport> taken;
-    for (auto& [ticket, report] : shared_->reports) taken.push_back(std::move(report));
-    shared_->reports.clear();
-    return taken;
 }
 
 void UdpLane::close(Duration linger) {
@@ -116,6 +114,7 @@ bool UdpLane::join(Duration timeout) {
                                         [&] { return shared_->ended; }))
             return false;
     }
+    const std::lock_guard lock(shared_->mutex);
     if (engine_->joinable()) engine_->join();
     return true;
 }
@@ -135,6 +134,19 @@ void UdpLane::wake() {
 
 void UdpLane::run() {
     ::prctl(PR_SET_TIMERSLACK, 1000UL);  // ns; the default of 50 us would be added to every deadline
+    try {
+        serve();
+    } catch (const std::bad_alloc&) {  // the ops in flight end as closed
+    }
+    {
+        const std::lock_guard lock(shared_->mutex);
+        take_stats();
+        shared_->ended = true;
+    }
+    shared_->reported.notify_all();
+}
+
+void UdpLane::serve() {
     for (;;) {
         take_commands();
         bool busy = receive(kReceiveRoundBytes);
@@ -156,12 +168,6 @@ void UdpLane::run() {
     endpoint_->leave();
     send();
     publish();
-    {
-        const std::lock_guard lock(shared_->mutex);
-        take_stats();
-        shared_->ended = true;
-    }
-    shared_->reported.notify_all();
 }
 
 void UdpLane::take_commands() {
@@ -188,7 +194,7 @@ bool UdpLane::receive(std::size_t most_bytes) {
     const Time now = clock_now();
     while (bytes < most_bytes) {
         const std::size_t messages = socket_.receive([&](std::span<const std::byte> datagram) {
-            bytes += datagram.size();
+            bytes += datagram.size() + kDatagramOverheadBytes;
             endpoint_->receive(now, datagram);
         });
         if (messages < Socket::kReceiveMessages) break;  // the socket is empty

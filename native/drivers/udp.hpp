@@ -45,7 +45,6 @@ public:
     void resynced();
     // Blocks for at most `timeout`. Each report is taken once.
     bool wait(Ticket ticket, Duration timeout, OpReport& report);
-    std::vector<OpReport> take_reports();
 
     // Say goodbye, serve for at most `linger`, end. Returns at once; a second call can shorten the linger.
     void close(Duration linger);
@@ -64,6 +63,7 @@ private:
     };
 
     void run();
+    void serve();
     void take_commands();
     bool receive(std::size_t most_bytes);
     bool send();

@@ -46,7 +46,7 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Bo
     }
     const Seq seq = next_seq_++;
     Slot& slot = slot_of(seq);
-    Op* op = variant(seq, slot, static_cast<std::uint32_t>(bucket.size()));
+    Op* op = variant(seq, slot, static_cast<std::uint32_t>(bucket.size()), true);
     if (!op->owns()) own(now, slot, *op, memory_.take(OwnedShard::floats(op->layout())));
     ++in_flight_;
     op->enter(now, ticket, bucket, bounds, contributing_);
@@ -119,7 +119,9 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
 void Endpoint::on_feedback(Time now, const wire::Header& header) {
     Peer& peer = peers_[header.source];
     peer.settle(now, header.echo_us);
-    if (closing_) peer.goodbye_heard = true;
+    peer.goodbye_heard |= (header.flags & wire::kGoodbyeKnown) != 0;
+    if (closing_ && !peer.gone && !peer.goodbye_heard && peer.arm_probe(now))  // settle() has disarmed it
+        next_probe_ = std::min(next_probe_, peer.probe_at);
     peer.feedback_due |= (header.flags & wire::kReplyWanted) != 0;
     note_entered(now, header.source, header.seq);
     mark_ready(header.source);
@@ -150,7 +152,12 @@ void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std
     if (source_entered) note_entered(now, header.source, header.seq + 1);  // may jump
 
     const auto found = slots_.find(header.seq);
-    if (header.seq < next_seq_ && found == slots_.end()) {  // over for us, and forgotten
+    const auto forgotten = [&](const Slot& slot) {
+        return std::find(slot.forgotten.begin(), slot.forgotten.end(), header.bucket_len) !=
+               slot.forgotten.end();
+    };
+    // Over for us, and forgotten. Never begun anew: the mean would be another than the one already sent.
+    if (header.seq < next_seq_ && (found == slots_.end() || forgotten(found->second))) {
         if (header.stage() == wire::Stage::kGather) {
             ++counters_.late_gather_packets;
             counters_.late_gather_bytes += payload.size();
@@ -164,7 +171,7 @@ void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std
         return reject(wire::Reject::kSeq);
 
     Slot& slot = found != slots_.end() ? found->second : slot_of(header.seq);
-    Op* op = variant(header.seq, slot, header.bucket_len);
+    Op* op = variant(header.seq, slot, header.bucket_len, false);
     if (!op) return reject(wire::Reject::kLength);
     if (source_entered) cast_vote(now, slot, header.source, header.bucket_len);
     const std::uint32_t final_before = op->own_final();
@@ -223,16 +230,26 @@ std::optional<wire::Reject> Endpoint::check_shape(const wire::Header& header,
 // ---- ops --------------------------------------------------------------------------------------------------
 
 Endpoint::Slot& Endpoint::slot_of(Seq seq) {
-    return slots_.try_emplace(seq, Slot{Ballot(settings_.shape.ranks), {}}).first->second;
+    return slots_.try_emplace(seq, Slot{Ballot(settings_.shape.ranks), {}, {}}).first->second;
 }
 
-Op* Endpoint::variant(Seq seq, Slot& slot, std::uint32_t bucket_len) {
+template <typename Predicate>
+void Endpoint::forget(Slot& slot, Predicate over) {
+    std::erase_if(slot.variants, [&](const auto& op) {
+        if (!over(*op)) return false;
+        if (op->owns()) slot.forgotten.push_back(op->layout().bucket_len);
+        return true;
+    });
+}
+
+Op* Endpoint::variant(Seq seq, Slot& slot, std::uint32_t bucket_len, bool own_length) {
     for (auto& op : slot.variants)
         if (op->layout().bucket_len == bucket_len) return op.get();
     // The local rank's own length always finds a place.
-    if (slot.variants.size() >= kMaxVariants && seq + 1 != next_seq_) return nullptr;
+    if (slot.variants.size() + slot.forgotten.size() >= kMaxVariants && !own_length) return nullptr;
     slot.variants.push_back(std::make_unique<Op>(settings_.shape, seq, bucket_len));
-    recent_bytes_[seq % recent_bytes_.size()] = slot.variants.back()->layout().bytes();
+    if (own_length || slot.variants.size() == 1)
+        recent_bytes_[seq % recent_bytes_.size()] = slot.variants.back()->layout().bytes();
     return slot.variants.back().get();
 }
 
@@ -246,14 +263,15 @@ void Endpoint::own(Time now, Slot& slot, Op& op, Block memory) {
 
 // Pool memory for an op not reached yet. Means come before contributions, both before history.
 Block Endpoint::room(std::size_t floats, wire::Stage stage, const Op& wanting, Time now) {
+    if (!memory_.could_hold(floats)) return {};  // nothing that could be given up would help
     for (;;) {
         if (Block block = memory_.take_pool(floats)) return block;
         const auto history = std::find_if(slots_.begin(), slots_.end(), [](const auto& entry) {
             const auto& ops = entry.second.variants;
-            return std::any_of(ops.begin(), ops.end(), [](const auto& op) { return op->finished(); });
+            return std::any_of(ops.begin(), ops.end(), [](const auto& op) { return op->is_history(); });
         });
         if (history != slots_.end()) {
-            std::erase_if(history->second.variants, [](const auto& op) { return op->finished(); });
+            forget(history->second, [](const Op& op) { return op.is_history(); });
             ++counters_.dropped_history;
             continue;
         }
@@ -300,7 +318,9 @@ void Endpoint::finish(Time now, Slot& slot, Op& op, Status status) {
 }
 
 bool Endpoint::retired(Seq seq, const Op& op) const {
-    if (!op.finished() && (op.entered() || seq >= next_seq_)) return false;
+    if (seq >= next_seq_)
+        return closing_;  // who has heard our goodbye waits for nothing of ours from here on
+    if (!op.finished() && op.entered()) return false;
     if (!op.closed()) return false;
     for (Rank rank = 0; rank < peers_.size(); ++rank) {
         const Peer& peer = peers_[rank];
@@ -310,19 +330,26 @@ bool Endpoint::retired(Seq seq, const Op& op) const {
     return true;
 }
 
+// A peer is in the op and has not been sent all of its mean: not history yet, it only lacks credit.
+bool Endpoint::awaited(Seq seq, const Op& op) const {
+    for (Rank rank = 0; rank < peers_.size(); ++rank)
+        if (rank != settings_.shape.self && peers_[rank].entered > seq && !op.served(rank)) return true;
+    return false;
+}
+
 // Forget what nobody needs. What a late peer still needs moves to the pool as history, at most W ops of it.
 void Endpoint::retire() {
     for (auto at = slots_.begin(); at != slots_.end() && at->first < next_seq_;) {
         const Seq seq = at->first;
         auto& ops = at->second.variants;
-        std::erase_if(ops, [&](const auto& op) { return retired(seq, *op); });
-        std::erase_if(ops, [&](const auto& op) {
-            if (op->entered() && !op->finished()) return false;
+        forget(at->second, [&](const Op& op) { return retired(seq, op); });
+        forget(at->second, [&](Op& op) {
+            if (op.entered() && !op.finished()) return false;
             bool drop = next_seq_ - seq > settings_.window_ops;
-            if (!drop && op->finished() && next_seq_ - seq > 2 && !op->compacted()) {
-                Block smaller = memory_.take_pool(op->layout().shard_stride());
-                drop = !smaller;
-                if (smaller) op->compact(std::move(smaller));
+            if (!drop && op.finished() && next_seq_ - seq > 2 && !op.compacted()) {
+                Block smaller = memory_.take_pool(op.layout().shard_stride());
+                drop = !smaller && !awaited(seq, op);
+                if (smaller) op.compact(std::move(smaller));
             }
             counters_.dropped_history += drop;
             return drop;
@@ -344,7 +371,7 @@ void Endpoint::note_entered(Time now, Rank rank, Seq entered) {
         jump(now);
 }
 
-// The op that at least half of the other ranks have reached: one rank alone cannot drag us along.
+// The op that at least half of the other ranks have reached: from four ranks on, one alone cannot drag us along.
 Seq Endpoint::group_seq() const {
     if (settings_.shape.ranks == 1) return next_seq_;
     std::size_t ahead = 0;

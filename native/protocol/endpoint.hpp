@@ -73,6 +73,7 @@ private:
     struct Slot {
         Ballot ballot;
         std::vector<std::unique_ptr<Op>> variants;  // one for each length stated
+        std::vector<std::uint32_t> forgotten;       // lengths whose mean was served and dropped: now late
     };
     using Slots = std::map<Seq, Slot>;
 
@@ -85,7 +86,10 @@ private:
     std::optional<wire::Reject> check_shape(const wire::Header& header, std::size_t payload_bytes) const;
 
     Slot& slot_of(Seq seq);
-    Op* variant(Seq seq, Slot& slot, std::uint32_t bucket_len);
+    Op* variant(Seq seq, Slot& slot, std::uint32_t bucket_len, bool own_length);
+    template <typename Predicate>
+    void forget(Slot& slot, Predicate over);
+    bool awaited(Seq seq, const Op& op) const;
     void own(Time now, Slot& slot, Op& op, Block memory);
     Block room(std::size_t floats, wire::Stage stage, const Op& wanting, Time now);
     void cast_vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_len);

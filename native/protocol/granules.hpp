@@ -35,6 +35,9 @@ public:
         });
         return n;
     }
+    void keep_only(const GranuleSet& other) {
+        for (std::size_t w = 0; w < words_.size(); ++w) words_[w] &= other.words_[w];
+    }
     bool test(std::uint32_t g) const { return words_[g / 64] >> (g % 64) & 1; }
 
     // The end of the run of granules, from `first`, that are all in or all out as `first` is.

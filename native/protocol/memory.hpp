@@ -29,6 +29,7 @@ public:
     float* data() const { return data_; }
     explicit operator bool() const { return data_ != nullptr; }
     void leave_pool();  // from now on charged to what is in flight
+    bool pooled() const { return pooled_; }
 
 private:
     friend class Memory;
@@ -55,6 +56,7 @@ public:
 
     Block take_pool(std::size_t floats);  // an empty Block when the pool is used up
     Block take(std::size_t floats);       // for an op in flight
+    bool could_hold(std::size_t floats) const { return floats + 16 <= pool_; }  // if the pool were empty
 
     std::size_t pool_used_bytes() const { return pool_used_ * sizeof(float); }
     std::size_t total_bytes() const { return (used_ + kept_floats_) * sizeof(float); }

@@ -35,6 +35,7 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Bounds& b
     entered_ = true;
     contributing_ = contributing;
     bucket_ = bucket;
+    bounds_ = bounds;
     entered_at_ = now;
     deadline_ = now + bounds.deadline;
     report_.ticket = ticket;

@@ -54,7 +54,10 @@ public:
     bool complete() const {
         return entered_ && !finished_ && answered_count_ + own_final() == total_granules_;
     }
-    Time close_at(const Bounds& bounds) const { return owned_ ? owned_->close_at(bounds) : kNever; }
+    // `bounds` are those of an op that the local rank has not entered.
+    Time close_at(const Bounds& bounds) const {
+        return owned_ ? owned_->close_at(entered_ ? bounds_ : bounds) : kNever;
+    }
     void close(Time now) { owned_->close(now); }
     Time deadline() const { return entered_ && !finished_ ? deadline_ : kNever; }
 
@@ -68,10 +71,12 @@ public:
     bool served(Rank peer) const { return (!owned_ || owned_->served(peer)) && !unsent(peer); }
     bool closed() const { return !owned_ || owned_->closed(); }
     bool compacted() const { return !owned_ || owned_->compacted(); }
+    bool is_history() const { return finished_ && owned_->pooled(); }
     void compact(Block smaller) { owned_->compact(std::move(smaller)); }
 
     void count_received(std::size_t bytes) { ++report_.received_packets, report_.received_bytes += bytes; }
     void count_sent(std::size_t bytes) { ++report_.sent_packets, report_.sent_bytes += bytes; }
+    void uncount_sent(std::size_t bytes) { --report_.sent_packets, report_.sent_bytes -= bytes; }
 
 private:
     bool unsent(Rank peer) const {
@@ -92,6 +97,7 @@ private:
     // the local rank
     bool entered_ = false, contributing_ = false, finished_ = false;
     std::span<float> bucket_;
+    Bounds bounds_;
     Time entered_at_ = 0, deadline_ = kNever;
     std::vector<std::uint32_t> sent_;  // by peer: granules of its shard that are sent
 

@@ -18,8 +18,8 @@ OwnedShard::OwnedShard(const Shape& shape, const Layout& layout, Rank shard, Blo
       arrived_(shape.ranks, GranuleSet(granules_)),
       settled_(granules_),
       final_(granules_),
-      abstains_(shape.ranks),
       ended_(shape.ranks),
+      abstains_(shape.ranks),
       entry_known_(shape.ranks),
       cursors_(shape.ranks) {
     sources_.reserve(shape.ranks);
@@ -62,7 +62,7 @@ void OwnedShard::end(Rank rank, Time now) {
     ended_[rank] = true;
     const bool all = std::count(ended_.begin(), ended_.end(), true) == shape_.ranks - 1;
     if (!all || closed()) return abstain(rank, now);
-    arrived_.assign(shape_.ranks, GranuleSet(granules_));
+    for (GranuleSet& arrived : arrived_) arrived.keep_only(final_);
     close(now);
 }
 

@@ -75,6 +75,7 @@ public:
     // Once closed: keep the mean only, in `smaller`, which holds one stride.
     void compact(Block smaller);
     bool compacted() const { return mean_ == memory_.data(); }
+    bool pooled() const { return memory_.pooled(); }
 
 private:
     float* slot(Rank rank) const;

@@ -69,7 +69,7 @@ bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
     Peer& peer = peers_[rank];
     for (auto at = slots_.lower_bound(peer.served_below); at != slots_.end(); ++at) {
         const Seq seq = at->first;
-        if (peer.gone && seq >= peer.gone_seq) return false;
+        if ((peer.gone && seq >= peer.gone_seq) || (closing_ && seq >= next_seq_)) return false;
         bool over = seq < next_seq_;
         for (auto& op : at->second.variants) {
             over &= op->served(rank) && op->closed() && (op->finished() || !op->entered());
@@ -118,7 +118,7 @@ void Endpoint::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outg
     out = {};
     out.peer = rank;
     out.header.type = type;
-    out.header.flags = reply_wanted ? wire::kReplyWanted : 0;
+    out.header.flags = (reply_wanted ? wire::kReplyWanted : 0) | (peer.gone ? wire::kGoodbyeKnown : 0);
     out.header.group_tag = settings_.group_tag;
     out.header.source = settings_.shape.self;
     out.header.seq = type == wire::Type::kGoodbye ? goodbye_seq_ : next_seq_;
@@ -134,13 +134,20 @@ void Endpoint::retract(const Outgoing& out) {
     --counters_.sent_packets;
     counters_.sent_bytes -= wire::kHeaderBytes + out.payload.size();
     if (out.header.type != wire::Type::kData) {
+        const bool reply_wanted = out.header.flags & wire::kReplyWanted;
+        --counters_.feedback_packets;
+        counters_.probe_packets -= reply_wanted;
         peer.feedback_due = true;
+        peer.probe_due |= reply_wanted;
         peer.goodbye_due |= out.header.type == wire::Type::kGoodbye;
     } else {
         peer.unsent();
         const auto slot = slots_.find(out.header.seq);
         for (auto& op : slot->second.variants)
-            if (op->layout().bucket_len == out.header.bucket_len) op->retract(out);
+            if (op->layout().bucket_len == out.header.bucket_len) {
+                op->retract(out);
+                op->uncount_sent(wire::kHeaderBytes + out.payload.size());
+            }
         peer.served_below = std::min(peer.served_below, out.header.seq);
     }
     mark_ready(out.peer);

@@ -57,15 +57,14 @@ struct Layout {
         return static_cast<std::uint32_t>(std::min<std::uint64_t>(shard_stride(), bucket_len - begin(shard)));
     }
     std::uint32_t granules(Rank shard) const {
-        return std::max(1u, (length(shard) + kGranule - 1) / kGranule);
-    }
-    std::uint32_t granule_stride() const {
-        return std::max(1u, static_cast<std::uint32_t>(shard_stride() / kGranule));
+        return std::max(1u,
+                        static_cast<std::uint32_t>((std::uint64_t{length(shard)} + kGranule - 1) / kGranule));
     }
     // Coordinates of the granules [first, last) of a shard.
     std::uint32_t coords(Rank shard, std::uint32_t first, std::uint32_t last) const {
-        const std::uint32_t len = length(shard);
-        return std::min(len, last * kGranule) - std::min(len, first * kGranule);
+        const std::uint64_t len = length(shard);
+        return static_cast<std::uint32_t>(std::min(len, std::uint64_t{last} * kGranule) -
+                                          std::min(len, std::uint64_t{first} * kGranule));
     }
     std::uint64_t bytes() const { return std::uint64_t{bucket_len} * sizeof(float); }
 };

@@ -19,11 +19,14 @@ enum class Codec : std::uint8_t { kRaw = 0 };
 enum class Stage : std::uint8_t { kScatter = 0, kGather = 1 };
 
 enum Flag : std::uint8_t {
-    kGatherStage = 1,  // DATA: the owner's mean; without it, a contribution to the owner
-    kEmpty = 2,        // DATA: the run has no values (abstention in SCATTER, nobody delivered in GATHER)
-    kNonFinite = 4,    // DATA: some rank's bucket of this op holds an Inf or a NaN
-    kReplyWanted = 8,  // FEEDBACK, GOODBYE: answer at once
+    // DATA
+    kGatherStage = 1,  // the owner's mean; without it, a contribution to the owner
+    kEmpty = 2,        // the run has no values (abstention in SCATTER, nobody delivered in GATHER)
+    kNonFinite = 4,    // some rank's bucket of this op holds an Inf or a NaN
     kOver = 128,       // an EMPTY contribution: the source has ended the op and will not apply its mean
+    // FEEDBACK, GOODBYE
+    kGoodbyeKnown = 1,  // the destination's GOODBYE has been heard
+    kReplyWanted = 8,   // answer at once
 };
 inline constexpr std::uint8_t kKnownFlags = kGatherStage | kEmpty | kNonFinite | kReplyWanted | kOver;
 

@@ -46,7 +46,8 @@ class Config:
     """Hard end of an op, from the rank's own entry. Lower: shorter waits for slow ranks, more loss."""
 
     window_ops: int = _setting("window_ops", int, 64)
-    """Ops a rank may be behind and still find its results. Higher: more history kept. Agreed."""
+    """Ops a rank may be behind and still find its results; at least twice what it keeps in flight.
+    Higher: more history kept. Agreed."""
 
     pool_bytes: int = _setting("pool_bytes", int, 256 << 20)
     """Fixed memory for ops not reached yet and for results that late peers need; pages are used on demand.

@@ -84,8 +84,8 @@ class Scenario:
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= 4096:
             raise ConfigError(f"ranks={self.ranks} must be between 1 and 4096")
-        if self.ops < 0 or self.length < 0 or self.depth < 1:
-            raise ConfigError("ops and length must not be negative, depth at least 1")
+        if self.ops < 0 or self.length < 0 or self.depth < 1 or self.window_ops < 1:
+            raise ConfigError("ops and length must not be negative, depth and window_ops at least 1")
         for name in ("loss", "duplicate", "corrupt", "trim"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name}={getattr(self, name)} is not a probability")

@@ -241,8 +241,6 @@ void abort_wakes_the_waiter(const Variant& variant) {
     must(lanes[0].join(kPatience), "an engine did not end");
     const Ticket refused = lanes[0].submit(bucket, kGenerous);
     must(wait_for(lanes[0], refused).status == Status::kClosed, "a closed lane took an op");
-    OpReport again;
-    must(!lanes[0].wait(refused, kMillisecond, again), "a report was given twice");
 }
 
 // One rank leaves by goodbye: the others go on without it, at once and not at their deadlines.
@@ -260,23 +258,6 @@ void the_others_go_on(const Variant& variant) {
     lanes.close();
 }
 
-// Reports taken in bulk while others wait for theirs: each goes to exactly one of them.
-void reports_are_taken_once(const Variant& variant) {
-    constexpr std::size_t kOps = 40;
-    Lanes lanes(variant);
-    on_each(lanes.ranks(), [&](Rank rank) {
-        std::vector<std::vector<float>> buckets(kOps, make_bucket(rank, 200));
-        std::atomic<std::size_t> taken = 0;
-        for (auto& bucket : buckets) lanes[rank].submit(bucket, kGenerous);
-        on_each(2, [&](Rank) {
-            while (taken < kOps) taken += lanes[rank].take_reports().size();
-        });
-        must(taken == kOps, "more reports than ops");
-        for (const auto& bucket : buckets) must_be_mean(bucket, lanes.ranks());
-    });
-    lanes.close();
-}
-
 struct Case {
     const char* name;
     void (*run)(const Variant&);
@@ -288,7 +269,6 @@ constexpr Case kCases[] = {
     {"destruction is a death", destruction_is_a_death},
     {"abort wakes the waiter", abort_wakes_the_waiter},
     {"the others go on", the_others_go_on},
-    {"reports are taken once", reports_are_taken_once},
 };
 
 }  // namespace
