@@ -1,6 +1,7 @@
 #include "drivers/udp.hpp"
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -21,7 +22,13 @@ Time clock_now() {
         .count();
 }
 
-constexpr std::size_t kReceiveRoundBytes = 256 * 1024;  // received between two rounds of sending
+// Receiving and sending take turns, in rounds small enough that what is read or reduced is still in cache when it
+// is sent.
+constexpr std::size_t kReceiveRoundBytes = 256 * 1024;
+constexpr std::size_t kSendRoundBytes = 512 * 1024;
+// With an op in flight the next packet is near: let others run a few times before sleeping. Measured on 2 cores,
+// 4 KB: 0.06 instead of 0.10 ms with 2 ranks, 0.09 instead of 0.17 ms with 4; no loss with more ranks than cores.
+constexpr int kYieldRounds = 50;
 
 }  // namespace
 
@@ -147,6 +154,7 @@ void UdpLane::run() {
 }
 
 void UdpLane::serve() {
+    int idle_rounds = 0;
     for (;;) {
         take_commands();
         bool busy = receive(kReceiveRoundBytes);
@@ -161,7 +169,12 @@ void UdpLane::serve() {
         if (closing_ &&
             (clock_now() >= linger_until_ || (endpoint_->in_flight() == 0 && endpoint_->drained())))
             break;
-        if (!busy) sleep();
+        idle_rounds = busy ? 0 : idle_rounds + 1;
+        if (idle_rounds == 0) continue;
+        if (endpoint_->in_flight() > 0 && idle_rounds <= kYieldRounds)
+            ::sched_yield();
+        else
+            sleep();
     }
     endpoint_->abort(clock_now());
     send();
@@ -205,11 +218,16 @@ bool UdpLane::receive(std::size_t most_bytes) {
 bool UdpLane::send() {
     const Time now = clock_now();
     bool any = false;
+    std::size_t bytes = 0;
     blocked_ = false;
     while (!blocked_) {
         batch_.clear();
         Outgoing out;
-        while (batch_.size() < Socket::kBatchPackets && endpoint_->transmit(now, out)) batch_.push_back(out);
+        while (batch_.size() < Socket::kBatchPackets && bytes < kSendRoundBytes &&
+               endpoint_->transmit(now, out)) {
+            batch_.push_back(out);
+            bytes += out.payload.size();
+        }
         if (batch_.empty()) break;
         const bool segmented = socket_.segments();
         const std::size_t sent = socket_.send(batch_, addresses_);
