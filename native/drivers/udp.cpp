@@ -22,8 +22,8 @@ Time clock_now() {
         .count();
 }
 
-// Receiving and sending take turns, in rounds small enough that what is read or reduced is still in cache when it
-// is sent.
+// Receiving and sending take turns, so that neither a flood nor a large bucket keeps the other side waiting, in
+// rounds small enough for what was just reduced to be in cache when it is sent.
 constexpr std::size_t kReceiveRoundBytes = 256 * 1024;
 constexpr std::size_t kSendRoundBytes = 512 * 1024;
 // With an op in flight the next packet is near: let others run a few times before sleeping. Measured on 2 cores,
