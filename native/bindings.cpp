@@ -94,7 +94,8 @@ void bind_reports(nb::module_& m) {
         .value("BEHIND", Status::kBehind)
         .value("LENGTH_MISMATCH", Status::kLengthMismatch)
         .value("CLOSED", Status::kClosed)
-        .value("SEQ_EXHAUSTED", Status::kSeqExhausted);
+        .value("SEQ_EXHAUSTED", Status::kSeqExhausted)
+        .value("OUT_OF_MEMORY", Status::kOutOfMemory);
     nb::class_<OpReport>(m, "OpReport")
         .def_ro("ticket", &OpReport::ticket)
         .def_ro("status", &OpReport::status)
@@ -142,7 +143,6 @@ void bind_reports(nb::module_& m) {
         .def_ro("feedback_packets", &Counters::feedback_packets)
         .def_ro("probe_packets", &Counters::probe_packets)
         .def_ro("late_gather_packets", &Counters::late_gather_packets)
-        .def_ro("late_gather_bytes", &Counters::late_gather_bytes)
         .def_ro("forfeited_shards", &Counters::forfeited_shards)
         .def_ro("dropped_history", &Counters::dropped_history)
         .def_prop_ro("rejected", &rejected);
@@ -169,7 +169,6 @@ void bind_udp(nb::module_& m) {
         .def_ro("pool_used_bytes", &LaneStats::pool_used_bytes)
         .def_ro("memory_bytes", &LaneStats::memory_bytes)
         .def_ro("rtt_ns", &LaneStats::rtt)
-        .def_ro("next_seq", &LaneStats::next_seq)
         .def_ro("contributing", &LaneStats::contributing);
     nb::class_<PeerSettings>(m, "PeerSettings")
         .def(
@@ -221,6 +220,7 @@ void bind_udp(nb::module_& m) {
                 return report;
             },
             "ticket"_a, "timeout_ns"_a)
+        .def("forget", &UdpLane::forget, "ticket"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("resynced", &UdpLane::resynced, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &UdpLane::close, "linger_ns"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("join", &UdpLane::join, "timeout_ns"_a, nb::call_guard<nb::gil_scoped_release>())
@@ -292,15 +292,15 @@ void bind_simulation(nb::module_& m) {
                          return fates;
                      })
         // DATA packets handed to endpoints intact: (at_ns, source, destination, seq, gather, empty, shard, first,
-        // count, payload_bytes, bucket_len)
+        // count, payload_bytes, bucket_len, over)
         .def_prop_ro("deliveries", [](const SimResult& result) {
             nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::ellipsis>> lines;
             for (const SimPacket& p : result.record)
                 if (p.fate == SimFate::kDelivered && !p.damaged)
-                    lines.append(nb::make_tuple(p.at, p.source, p.destination, p.header.seq,
-                                                p.header.stage() == wire::Stage::kGather, p.header.empty(),
-                                                p.header.shard, p.header.first, p.header.count,
-                                                p.payload_bytes, p.header.bucket_len));
+                    lines.append(nb::make_tuple(
+                        p.at, p.source, p.destination, p.header.seq, p.header.stage() == wire::Stage::kGather,
+                        p.header.empty(), p.header.shard, p.header.first, p.header.count, p.payload_bytes,
+                        p.header.bucket_len, (p.header.flags & wire::kOver) != 0));
             return lines;
         });
     m.def(

@@ -31,9 +31,12 @@ class Deliveries:
 
     def __init__(self, simulation: Simulation) -> None:
         self._runs: dict[tuple[int, bool, int, int], list[tuple[int, int, int, bool]]] = defaultdict(list)
+        self._over: dict[tuple[int, int, int], int] = {}
         ranks = simulation.scenario.ranks
         for line in simulation.native.deliveries:
-            at, source, destination, seq, gather, empty, shard, first, count, payload, length = line
+            at, source, destination, seq, gather, empty, shard, first, count, payload, length, over = line
+            if over:
+                self._over.setdefault((seq, source, destination), at)
             begin, end = _native.shard_range(length, ranks, shard)
             whole = payload == 4 * count
             if count == 0:
@@ -55,6 +58,11 @@ class Deliveries:
                 answered[first:last] = True
                 arrived[first:last] = not empty
         return arrived
+
+    def void_at(self, seq: int, owner: int, ranks: int) -> int | None:
+        """When the last of the others told the owner that it had ended the op."""
+        times = [self._over.get((seq, rank, owner)) for rank in range(ranks) if rank != owner]
+        return None if None in times or not times else max(time for time in times if time is not None)
 
 
 def check(simulation: Simulation) -> None:
@@ -121,10 +129,17 @@ def _check_contributions(
                 came = np.full(granules, entered)
             else:
                 came = deliveries.arrived(seq, False, rank, owner, granules, native.scatter_closed_at)
-            used = np.frombuffer(native.contributions()[rank], bool)
-            if end > begin:
-                assert np.array_equal(used, came), f"op {op} owner {owner}: contribution of rank {rank}"
             masks.append(came)
+        used = [np.frombuffer(contribution, bool) for contribution in native.contributions()]
+        if end > begin and deliveries.void_at(seq, owner, scenario.ranks) == native.scatter_closed_at:
+            # The others had all ended: each granule was final by then, with what had come, or is nobody's.
+            for g in range(granules):
+                users = [u[g] for u in used]
+                assert not any(users) or users == [m[g] for m in masks], f"op {op} owner {owner}: granule {g}"
+            masks = used
+        for rank in range(scenario.ranks):
+            same = end == begin or np.array_equal(used[rank], masks[rank])
+            assert same, f"op {op} owner {owner}: contribution of rank {rank}"
         mean = np.zeros(end - begin, np.float32)
         for g in range(granules):
             at = slice(g * GRANULE, (g + 1) * GRANULE)

@@ -9,8 +9,8 @@ import signal
 import pytest
 
 from tailcut import ConfigError, PeerError, Report, demo
+from tailcut.demo.director import Director, Story
 from tailcut.demo.display import Screen
-from tailcut.demo.stage import Stage, Story
 from tailcut.demo.summary import render, summarize
 from tailcut.demo.worker import Board, Op, Script, work
 from tailcut.workers import Workers
@@ -56,7 +56,7 @@ def test_a_worker_killed_on_the_way_is_named_and_no_process_remains(tmp_path):
     with Workers(SHORT.ranks, work, (SHORT, tmp_path)) as workers:
         pids = workers.pids
         with pytest.raises(PeerError, match="rank 2 was killed by SIGKILL"):
-            Stage(SHORT, workers, board, Killer(pids[2])).play()
+            Director(SHORT, workers, board, Killer(pids[2])).play()
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

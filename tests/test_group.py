@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ SETTINGS = {
     "mtu-sized-packets-without-offload": {"packet_bytes": 1280, "offload": False},
     "granule-sized-packets": {"packet_bytes": 256},
     "explicit-address": {"address": "127.0.0.1"},
+    "another-loopback-address": {"address": "127.0.0.2"},
     "two-lanes": {"lanes": 2},
     "small-pool": {"pool_bytes": 1 << 16},
 }
@@ -188,9 +190,29 @@ def test_ranks_that_disagree_on_the_configuration_are_told_apart(tmp_path: Path)
 
 def test_a_store_that_was_used_before_is_refused(tmp_path: Path) -> None:
     Group(0, 1, FileStore(tmp_path)).close()
-    with pytest.raises(ConfigError, match="already holds"):
+    with pytest.raises(ConfigError, match="already holds rank 0"):
         Group(0, 1, FileStore(tmp_path))
     Group(0, 1, FileStore(tmp_path), name="another").close()
+
+
+def test_any_store_with_set_and_get_will_do_and_a_used_one_is_refused() -> None:
+    class Plain:
+        def __init__(self) -> None:
+            self.values: dict[str, bytes] = {}
+            self.set = self.values.__setitem__
+            self.get = self.values.__getitem__
+
+    class Checked(Plain):
+        def check(self, keys: list[str]) -> bool:
+            return all(key in self.values for key in keys)
+
+    for store in (Plain(), Checked()):
+        with ThreadPoolExecutor(2) as pool:
+            groups = list(pool.map(lambda rank, store=store: Group(rank, 2, store), range(2)))
+            assert all(report.status == "complete" for report in allreduce(groups, vectors(2, 100)))
+            list(pool.map(Group.close, groups))
+    with pytest.raises(ConfigError, match="the store already holds rank 0"):
+        Group(0, 2, store)
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0), (0, 70_000)])
@@ -227,6 +249,27 @@ def test_a_dropped_work_keeps_its_array_until_the_op_has_ended(tmp_path: Path) -
         gc.collect()
         assert alive() is None
         assert groups[0].stats().ops == 2  # the third was not waited for either
+
+
+def test_a_group_dropped_without_close_stops_before_its_arrays_go(tmp_path: Path) -> None:
+    with open_groups(tmp_path, 2, linger_s=0) as groups:
+        array = np.ones(300_000, np.float32)
+        groups[0].allreduce(array)
+        threads = len(os.listdir("/proc/self/task"))
+        dropped = weakref.ref(groups.pop(0))
+        gc.collect()
+        assert dropped() is None
+        assert len(os.listdir("/proc/self/task")) == threads - 1
+
+
+def test_a_report_stays_until_it_is_recorded(tmp_path: Path) -> None:
+    """Ctrl-C may come between the native wait and its record: the next wait() finds the report again."""
+    with Group(0, 1, FileStore(tmp_path)) as group:
+        work = group.allreduce(np.ones(10, np.float32))
+        lane, ticket = group._lanes[0], work._ticket
+        assert lane.wait(ticket, 10**10) is not None  # what an interrupted wait() would have dropped
+        assert work.wait().status == "complete"
+        assert group.stats().ops == 1
 
 
 def test_two_threads_may_wait_for_the_same_work(tmp_path: Path) -> None:
@@ -293,6 +336,4 @@ def test_closing_leaves_no_thread_and_no_descriptor(tmp_path: Path) -> None:
     group = Group(0, 1, FileStore(tmp_path / "lanes"), Config(lanes=4))
     assert counts() != before
     group.close()
-    del group
-    gc.collect()
     assert counts() == before

@@ -124,7 +124,7 @@ def test_a_frozen_rank_finds_its_results_when_it_is_released(tmp_path: Path) -> 
             for _ in range(3):  # the results of the others, from the history of their owners
                 status, behind, lost, *values = two.hear().split()
                 assert (status, behind) == ("complete", "0")
-                assert float(lost) <= 0.34 + 1e-6
+                assert float(lost) < 0.35  # its own shard, to the granule
                 assert "0.5" in " ".join(values)
             one.say("end"), two.say("end")
             step(group)

@@ -39,7 +39,6 @@ def test_feedback_echoes_where_data_has_its_first_coordinate() -> None:
 fields = st.fixed_dictionaries(
     {
         "type": st.integers(1, 3),
-        "flags": st.integers(0, 15),
         "group_tag": st.integers(0, 2**64 - 1),
         "source": st.integers(0, 2**16 - 1),
         "shard": st.integers(0, 2**16 - 1),
@@ -50,6 +49,15 @@ fields = st.fixed_dictionaries(
         "entry_us": st.integers(0, 2**32 - 1),
     }
 )
+
+
+def test_a_flag_of_another_type_is_refused() -> None:
+    known = {1: 1 | 2 | 4 | 128, 2: 1 | 8, 3: 1 | 8}
+    for kind, mask in known.items():
+        for bit in range(8):
+            header = _native.Header()
+            header.type, header.flags = kind, 1 << bit
+            assert (_native.parse_header(header.pack())[1] == "type") == (not mask >> bit & 1)
 
 
 @given(fields)

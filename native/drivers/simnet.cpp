@@ -7,7 +7,7 @@
 namespace tailcut {
 namespace {
 
-enum class Kind : std::uint8_t { kArrive, kDeliver, kTimer, kEnter, kThaw, kInject };
+enum class Kind : std::uint8_t { kArrive, kDeliver, kTimer, kEnter, kThaw, kWake, kInject };
 
 struct Event {
     Time at;
@@ -204,8 +204,8 @@ void Sim::plan_entry(Rank rank) {
         host.leaving = true;
         host.linger_until = now_ + spec_.linger;
         host.endpoint->say_goodbye();
-        schedule(now_, Kind::kThaw, rank);  // a rank without ops has no other occasion to say it
-        schedule(host.linger_until, Kind::kThaw, rank);
+        schedule(now_, Kind::kWake, rank);  // a rank without ops has no other occasion to say it
+        schedule(host.linger_until, Kind::kWake, rank);
         return;
     }
     Time from = host.last_entry;

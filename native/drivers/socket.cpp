@@ -170,7 +170,7 @@ std::size_t Socket::send(std::span<const Outgoing> packets, std::span<const Addr
             ++counters_.blocked_sends;
             return done;
         }
-        if ((errno == EIO || errno == EINVAL) && segments_ && ends[sent] - done > 1) {
+        if ((errno == EIO || errno == EINVAL || errno == EMSGSIZE) && segments_ && ends[sent] - done > 1) {
             segments_ = false;  // the path cannot segment after all: the caller sends these again, one by one
             return done;
         }

@@ -46,11 +46,13 @@ UdpLane::~UdpLane() {
     }
     close(0);
     if (engine_ && engine_->joinable()) engine_->join();
-    ::close(wake_descriptor_);
+    if (wake_descriptor_ >= 0) ::close(wake_descriptor_);
 }
 
 void UdpLane::abandon() {
-    (void)engine_.release();  // its thread exists in the parent only, and may hold the lock for ever here
+    // The engine exists in the parent only: here it may hold the lock for ever, and have left its data half-way.
+    (void)engine_.release();
+    (void)endpoint_.release();
     (void)shared_.release();
     socket_.close();
     if (wake_descriptor_ >= 0) ::close(std::exchange(wake_descriptor_, -1));
@@ -93,18 +95,24 @@ bool UdpLane::wait(Ticket ticket, Duration timeout, OpReport& report) {
     std::unique_lock lock(shared_->mutex);
     const auto there = [&] { return shared_->ended || shared_->reports.contains(ticket); };
     if (!shared_->reported.wait_for(lock, std::chrono::nanoseconds(timeout), there)) return false;
-    if (auto found = shared_->reports.extract(ticket)) {
-        report = std::move(found.mapped());
+    if (const auto found = shared_->reports.find(ticket); found != shared_->reports.end()) {
+        report = found->second;
     } else {  // the engine ended without it
         report.ticket = ticket;
-        report.status = Status::kClosed;
+        report.status = shared_->out_of_memory ? Status::kOutOfMemory : Status::kClosed;
     }
     return true;
+}
+
+void UdpLane::forget(Ticket ticket) {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->reports.erase(ticket);
 }
 
 void UdpLane::close(Duration linger) {
     {
         const std::lock_guard lock(shared_->mutex);
+        if (shared_->ended) return;
         Duration& agreed = shared_->close_linger;
         agreed = agreed < 0 ? linger : std::min(agreed, linger);
         shared_->close_changed = true;
@@ -122,7 +130,12 @@ bool UdpLane::join(Duration timeout) {
             return false;
     }
     const std::lock_guard lock(shared_->mutex);
-    if (engine_->joinable()) engine_->join();
+    if (engine_->joinable()) {
+        engine_->join();
+        endpoint_.reset();
+        socket_.close();
+        ::close(std::exchange(wake_descriptor_, -1));
+    }
     return true;
 }
 
@@ -141,12 +154,15 @@ void UdpLane::wake() {
 
 void UdpLane::run() {
     ::prctl(PR_SET_TIMERSLACK, 1000UL);  // ns; the default of 50 us would be added to every deadline
+    bool out_of_memory = false;
     try {
         serve();
-    } catch (const std::bad_alloc&) {  // the ops in flight end as closed
+    } catch (const std::bad_alloc&) {
+        out_of_memory = true;
     }
     {
         const std::lock_guard lock(shared_->mutex);
+        shared_->out_of_memory = out_of_memory;
         take_stats();
         shared_->ended = true;
     }
@@ -258,7 +274,6 @@ void UdpLane::take_stats() {
     stats.socket = socket_.counters();
     stats.pool_used_bytes = endpoint_->memory().pool_used_bytes();
     stats.memory_bytes = endpoint_->memory().total_bytes();
-    stats.next_seq = endpoint_->next_seq();
     stats.contributing = endpoint_->contributing();
     stats.rtt.resize(addresses_.size());
     for (Rank rank = 0; rank < addresses_.size(); ++rank) stats.rtt[rank] = endpoint_->peer(rank).rtt();

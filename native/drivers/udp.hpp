@@ -9,7 +9,6 @@
 #include <memory>
 #include <mutex>
 #include <span>
-#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -24,7 +23,6 @@ struct LaneStats {
     SocketCounters socket;
     std::uint64_t pool_used_bytes = 0, memory_bytes = 0;
     std::vector<Duration> rtt;  // by rank
-    Seq next_seq = 0;
     bool contributing = true;
 };
 
@@ -40,15 +38,17 @@ public:
     void start(const Settings& settings, const std::vector<PeerSettings>& peers,
                std::vector<Address> addresses);
 
-    // The bucket must stay valid until its report has been taken.
+    // The bucket must stay valid until its report is there.
     Ticket submit(std::span<float> bucket, const Bounds& bounds);
     void resynced();
-    // Blocks for at most `timeout`. Each report is taken once.
+    // Blocks for at most `timeout`. The report stays until it is forgotten, so that a caller that is interrupted
+    // can ask again.
     bool wait(Ticket ticket, Duration timeout, OpReport& report);
+    void forget(Ticket ticket);
 
     // Say goodbye, serve for at most `linger`, end. Returns at once; a second call can shorten the linger.
     void close(Duration linger);
-    // Blocks for at most `timeout`, until the engine thread has ended.
+    // Blocks for at most `timeout`, until the engine thread has ended; then frees what it held.
     bool join(Duration timeout);
     LaneStats stats() const;
 
@@ -92,7 +92,7 @@ private:
         LaneStats stats;
         Ticket next_ticket = 1;
         Duration close_linger = -1;  // < 0: stay open
-        bool close_changed = false, resynced = false, asleep = false, ended = false;
+        bool close_changed = false, resynced = false, asleep = false, ended = false, out_of_memory = false;
     };
     std::unique_ptr<Shared> shared_ = std::make_unique<Shared>();
 

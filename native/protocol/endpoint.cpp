@@ -160,7 +160,6 @@ void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std
     if (header.seq < next_seq_ && (found == slots_.end() || forgotten(found->second))) {
         if (header.stage() == wire::Stage::kGather) {
             ++counters_.late_gather_packets;
-            counters_.late_gather_bytes += payload.size();
             return;
         }
         peers_[header.source].feedback_due = true;  // tells the source how far the group is
@@ -194,7 +193,6 @@ std::optional<wire::Reject> Endpoint::deliver(Time now, Slot& slot, Op& op, cons
     }
     if (op.finished()) {  // rule 9: late is not lost, but it does not touch a bucket that was handed back
         ++counters_.late_gather_packets;
-        counters_.late_gather_bytes += payload.size();
         return std::nullopt;
     }
     if (!op.holds()) {

@@ -126,7 +126,11 @@ void Op::forfeit(Time now) {
 
 bool Op::next_packet(Time now, Rank peer, std::uint32_t max_granules, Outgoing& out) {
     out.header = {};
-    if (!next_mean(peer, max_granules, out) && !next_contribution(peer, max_granules, out)) return false;
+    // Means come first: they end ops. But the word that we have ended this one stops means that come too late.
+    const bool found = finished_
+                           ? next_contribution(peer, max_granules, out) || next_mean(peer, max_granules, out)
+                           : next_mean(peer, max_granules, out) || next_contribution(peer, max_granules, out);
+    if (!found) return false;
     out.peer = peer;
     out.header.seq = seq_;
     out.header.bucket_len = layout_.bucket_len;
@@ -237,14 +241,19 @@ OpReport Op::finish(Time now, Status status, bool record_fates) {
     zero_what_is_missing();
     // Rule 10: whoever checks gradients for Inf and NaN finds one, whichever packets were lost.
     if (non_finite() && !bucket_.empty()) bucket_[0] = std::numeric_limits<float>::quiet_NaN();
+    if (status == Status::kBehind) std::fill(bucket_.begin(), bucket_.end(), 0.0f);
     finished_ = true;
-    // An owner whose mean we have waits for nothing; the others are told that we have ended.
+    // An owner whose mean we have needs no word; the others are told that we have ended.
     for (Rank peer = 0; peer < shape_.ranks; ++peer) {
         const Rank shard = shape_.shard_of(peer, seq_);
-        if (peer == shape_.self || answered_[shard].all(0, layout_.granules(shard)))
-            sent_[peer] = layout_.granules(shard);
+        const std::uint32_t all = layout_.granules(shard);
+        sent_[peer] = peer == shape_.self || answered_[shard].all(0, all) ? all : 0;
     }
+    fill_report(now, status, record_fates);
+    return std::move(report_);
+}
 
+void Op::fill_report(Time now, Status status, bool record_fates) {
     report_.status = status;
     report_.seq = seq_;
     report_.bucket_len = layout_.bucket_len;
@@ -284,7 +293,6 @@ OpReport Op::finish(Time now, Status status, bool record_fates) {
         for (const Run& run : owned_->runs())
             if (!run.empty) report_.held[own_shard()].set(run.first, run.last);
     }
-    return std::move(report_);
 }
 
 }  // namespace tailcut

@@ -86,6 +86,7 @@ private:
     bool next_contribution(Rank peer, std::uint32_t max_granules, Outgoing& out);
     void take_over_held();
     void zero_what_is_missing();
+    void fill_report(Time now, Status status, bool record_fates);
     void scan_unsent();
     bool non_finite() const { return non_finite_ || (owned_ && owned_->non_finite()); }
 

@@ -155,7 +155,7 @@ void OwnedShard::append(Run run) {
 
 std::optional<Run> OwnedShard::pending(Rank peer) const {
     const RunCursor at = cursors_[peer];
-    if (at.run >= runs_.size()) return std::nullopt;
+    if (ended_[peer] || at.run >= runs_.size()) return std::nullopt;
     Run run = runs_[at.run];
     run.first += at.granule;
     if (run.first < run.last) return run;

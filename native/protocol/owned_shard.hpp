@@ -46,8 +46,9 @@ public:
     void leave();
     // The rank will deliver nothing (more). Its missing granules are waited for no longer.
     void abstain(Rank rank, Time now);
-    // As abstain(), and the rank will not apply the mean. A mean that nobody else applies is void: the owner's
-    // replica must not part from the others by its own gradient, so what is not final yet becomes EMPTY.
+    // As abstain(), and the rank will not apply the mean: it is sent nothing more, which would only delay ops that
+    // are alive. A mean that nobody else applies is void: the owner's replica must not part from the others by its
+    // own gradient, so what is not final yet becomes EMPTY.
     void end(Rank rank, Time now);
     std::optional<wire::Reject> contribute(Rank from, std::uint32_t first, std::uint32_t last,
                                            std::span<const std::byte> payload, Time now);

@@ -30,6 +30,11 @@ enum Offset : std::size_t {
     kAtGainOne = 46,
 };
 
+std::uint8_t known_flags(std::uint8_t type) {
+    return type == static_cast<std::uint8_t>(Type::kData) ? kGatherStage | kEmpty | kNonFinite | kOver
+                                                          : kGoodbyeKnown | kReplyWanted;
+}
+
 template <typename T>
 void put(HeaderBytes& bytes, Offset at, T value) {
     std::memcpy(bytes.data() + at, &value, sizeof(T));
@@ -89,7 +94,7 @@ Parsed parse(std::span<const std::byte> datagram) {
     header.flags = get<std::uint8_t>(datagram, kAtFlags);
     const auto codec = get<std::uint8_t>(datagram, kAtCodec);
     if (type < static_cast<std::uint8_t>(Type::kData) || type > static_cast<std::uint8_t>(Type::kGoodbye) ||
-        (header.flags & ~kKnownFlags) || codec >> 5 != static_cast<std::uint8_t>(Codec::kRaw) ||
+        (header.flags & ~known_flags(type)) || codec >> 5 != static_cast<std::uint8_t>(Codec::kRaw) ||
         (codec & 31) != 0)
         return refuse(Reject::kType);
     header.type = static_cast<Type>(type);

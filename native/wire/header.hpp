@@ -28,8 +28,6 @@ enum Flag : std::uint8_t {
     kGoodbyeKnown = 1,  // the destination's GOODBYE has been heard
     kReplyWanted = 8,   // answer at once
 };
-inline constexpr std::uint8_t kKnownFlags = kGatherStage | kEmpty | kNonFinite | kReplyWanted | kOver;
-
 // Why a datagram was dropped. Everything from the network ends in exactly one of these or is used.
 enum class Reject : std::uint8_t {
     kShort,      // W1: shorter than a header

@@ -106,6 +106,8 @@ class Status(enum.Enum):
 
     SEQ_EXHAUSTED = 5
 
+    OUT_OF_MEMORY = 6
+
 class OpReport:
     @property
     def ticket(self) -> int: ...
@@ -203,9 +205,6 @@ class Counters:
     def late_gather_packets(self) -> int: ...
 
     @property
-    def late_gather_bytes(self) -> int: ...
-
-    @property
     def forfeited_shards(self) -> int: ...
 
     @property
@@ -253,9 +252,6 @@ class LaneStats:
     def rtt_ns(self) -> list[int]: ...
 
     @property
-    def next_seq(self) -> int: ...
-
-    @property
     def contributing(self) -> bool: ...
 
 class PeerSettings:
@@ -277,6 +273,8 @@ class UdpLane:
     def submit(self, bucket: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], bounds: Bounds) -> int: ...
 
     def wait(self, ticket: int, timeout_ns: int) -> OpReport | None: ...
+
+    def forget(self, ticket: int) -> None: ...
 
     def resynced(self) -> None: ...
 

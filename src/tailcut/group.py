@@ -50,7 +50,11 @@ class Stats:
     late_gather_packets: int = 0
     """Means that came after their op had ended: not lost, but not in the result."""
     dropped_history: int = 0
-    """Means given up before a late peer had fetched them."""
+    """Means given up before a late peer had fetched them: the window or the pool was too small."""
+    forfeited_shards: int = 0
+    """Shards of ops not entered yet that this rank gave up serving, because the pool was too small."""
+    contributing: bool = True
+    """False after this rank was too far behind, until ``resynced()``."""
     rejected: dict[str, int] = field(default_factory=dict)
     """Datagrams dropped, by reason (docs/wire-format.md)."""
     blocked_sends: int = 0
@@ -73,6 +77,7 @@ class Work:
 
     def wait(self) -> Report:
         """Block until the op has ended; the array then holds the result."""
+        self._group._check_process()
         with self._lock:
             while not self._poll(_SLICE_NS):
                 pass
@@ -83,6 +88,7 @@ class Work:
 
     def done(self) -> bool:
         """Whether ``wait()`` would return at once."""
+        self._group._check_process()
         with self._lock:
             return self._poll(0)
 
@@ -176,6 +182,7 @@ class Group:
         in flight at a time, and with several lanes it chooses the lane: the same on all ranks.
         """
         bucket = _check_array(array)
+        self._check_process()  # before the lock, which a forked child may find taken for ever
         with self._lock:
             self._check_open()
             self._forget_dropped()
@@ -213,6 +220,8 @@ class Group:
             totals.received_bytes += lane.protocol.received_bytes
             totals.late_gather_packets += lane.protocol.late_gather_packets
             totals.dropped_history += lane.protocol.dropped_history
+            totals.forfeited_shards += lane.protocol.forfeited_shards
+            totals.contributing &= lane.contributing
             totals.blocked_sends += lane.socket.blocked_sends
             totals.failed_sends += lane.socket.failed_sends
             totals.pool_used_bytes += lane.pool_used_bytes
@@ -247,6 +256,10 @@ class Group:
     def __enter__(self) -> Group:
         return self
 
+    def __del__(self) -> None:
+        if hasattr(self, "_lanes"):
+            self.close(linger_s=0.0)  # before the arrays go that the engine may still write to
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -271,14 +284,15 @@ class Group:
                 self._take_outcome(lane_index, ticket, 0)
 
     def _take_outcome(self, lane_index: int, ticket: int, timeout_ns: int) -> Report | TailcutError | None:
-        self._check_process()
-        native = self._lanes[lane_index].wait(ticket, timeout_ns)
+        lane = self._lanes[lane_index]
+        native = lane.wait(ticket, timeout_ns)
         if native is None:
             return None
         outcome = outcome_of(native, self.rank)
         with self._lock:
-            _, _, key = self._in_flight.pop((lane_index, ticket))
+            _, _, key = self._in_flight.pop((lane_index, ticket), (None, None, None))
             self._keys.discard(key)
+            lane.forget(ticket)  # last: Ctrl-C up to here, and wait() can be called again
             if isinstance(outcome, Report):
                 totals = self._totals
                 totals.ops += 1

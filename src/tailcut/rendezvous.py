@@ -62,6 +62,11 @@ class Roster:
 
 def meet(store: Store, name: str, rank: int, world_size: int, card: Card, config: Config) -> Roster:
     """Publish our card, read everybody's, agree. Raises PeerError naming the ranks that did not come."""
+    if _try_check(store, _key(name, rank)):
+        raise ConfigError(
+            f"the store already holds rank {rank} of group {name!r}: "
+            "each group needs a fresh store or its own name"
+        )
     store.set(_key(name, rank), json.dumps(asdict(card)).encode())
     cards = _read_all(store, name, rank, world_size, config.rendezvous_s)
     cards[rank] = card
@@ -81,7 +86,7 @@ def make_card(config: Config, ports: list[int], window_bytes: int) -> Card:
     return Card(
         host=_host_identity(),
         addresses=[config.address] if config.address else list(_interface_addresses()),
-        loopback=not config.address or config.address.startswith("127."),
+        loopback=config.address in ("", "127.0.0.1"),
         ports=ports,
         window_bytes=window_bytes,
         pool_bytes=config.pool_bytes,
@@ -132,11 +137,16 @@ def _read_all(store: Store, name: str, rank: int, world_size: int, timeout_s: fl
     return [cards.get(r) for r in range(world_size)]  # type: ignore[misc]
 
 
-def _try_get(store: Store, key: str) -> bytes | None:
+def _try_check(store: Store, key: str) -> bool | None:
+    """Whether the key is there; None if the store cannot tell without blocking."""
     check = getattr(store, "check", None)
-    if check is not None and not check([key]):
+    return None if check is None else bool(check([key]))
+
+
+def _try_get(store: Store, key: str) -> bytes | None:
+    if _try_check(store, key) is False:
         return None
-    with suppress(KeyError, LookupError, TimeoutError):
+    with suppress(LookupError, TimeoutError):
         return store.get(key)
     return None
 

@@ -41,6 +41,7 @@ class Report:
     scatter_s: float = 0.0
     """From the entry until this rank closed its own shard; negative if that was done before it entered."""
     sent_bytes: int = 0
+    """Until the op ended here; means that peers fetch later are in ``Group.stats()`` only."""
     received_bytes: int = 0
     sent_packets: int = 0
     received_packets: int = 0
@@ -50,13 +51,14 @@ class Report:
     """Ranks whose contribution to this rank's shard, or whose mean, is missing in part or whole."""
 
     def __post_init__(self) -> None:
-        missing = {
+        silent = {rank for rank, share in enumerate(self.gather_lost) if share > 0}
+        owing = {
             rank
-            for lost in (self.scatter_lost, self.gather_lost, self.gather_empty)
+            for lost in (self.scatter_lost, self.gather_empty)
             for rank, share in enumerate(lost)
             if share > 0 and rank not in self.abstained
         }
-        object.__setattr__(self, "missing_from", tuple(sorted(missing)))
+        object.__setattr__(self, "missing_from", tuple(sorted(silent | owing)))
 
     def __str__(self) -> str:
         if self.status == "behind":
@@ -117,6 +119,10 @@ def outcome_of(native: _native.OpReport, rank: int) -> Report | TailcutError:
         )
     if status == _native.Status.CLOSED:
         return ClosedError(f"op {native.seq}: the group was closed before the op ended")
+    if status == _native.Status.OUT_OF_MEMORY:
+        return ClosedError(
+            "the group is closed because its engine ran out of memory; lower pool_bytes or the buckets"
+        )
     if status == _native.Status.SEQ_EXHAUSTED:
         return ConfigError("this group has done 2**32 - 1 ops, which is all it can number; open a new one")
     return _from_native(native, rank)

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import TextIO
 
+from tailcut.demo.director import Director, Story
 from tailcut.demo.display import Log, Screen
-from tailcut.demo.stage import Stage, Story
 from tailcut.demo.summary import render, summarize
 from tailcut.demo.worker import Board, Script, work
 from tailcut.workers import Workers
@@ -26,7 +26,9 @@ def run(script: Script | None = None, stream: TextIO | None = None) -> Story:
         directory = Path(name)
         board = Board(directory, script.ranks, create=True)
         with Workers(script.ranks, work, (script, directory)) as workers:
-            story = Stage(script, workers, board, Screen(stream) if stream.isatty() else Log(stream)).play()
+            story = Director(
+                script, workers, board, Screen(stream) if stream.isatty() else Log(stream)
+            ).play()
     print("\n" + render(summarize(story), story), file=stream, flush=True)
     return story
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailcut.demo.stage import Story
+from tailcut.demo.director import Story
 from tailcut.demo.worker import Op
 
 

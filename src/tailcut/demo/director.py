@@ -33,7 +33,7 @@ class Story:
     """By rank, in order."""
 
 
-class Stage:
+class Director:
     """The parent's side of a run."""
 
     def __init__(self, script: Script, workers: Workers, board: Board, display: Display) -> None:
