@@ -241,7 +241,11 @@ OpReport Op::finish(Time now, Status status, bool record_fates) {
     zero_what_is_missing();
     // Rule 10: whoever checks gradients for Inf and NaN finds one, whichever packets were lost.
     if (non_finite() && !bucket_.empty()) bucket_[0] = std::numeric_limits<float>::quiet_NaN();
-    if (status == Status::kBehind) std::fill(bucket_.begin(), bucket_.end(), 0.0f);
+    if (status == Status::kBehind) {  // nothing is reduced for a rank whose parameters are old
+        std::fill(bucket_.begin(), bucket_.end(), 0.0f);
+        for (Rank shard = 0; shard < shape_.ranks; ++shard)
+            held_[shard] = GranuleSet(layout_.granules(shard));
+    }
     finished_ = true;
     // An owner whose mean we have needs no word; the others are told that we have ended.
     for (Rank peer = 0; peer < shape_.ranks; ++peer) {
@@ -291,7 +295,7 @@ void Op::fill_report(Time now, Status status, bool record_fates) {
         report_.held = held_;
         report_.held[own_shard()] = GranuleSet(layout_.granules(own_shard()));
         for (const Run& run : owned_->runs())
-            if (!run.empty) report_.held[own_shard()].set(run.first, run.last);
+            if (!run.empty && status != Status::kBehind) report_.held[own_shard()].set(run.first, run.last);
     }
 }
 
