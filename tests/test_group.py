@@ -215,6 +215,16 @@ def test_any_store_with_set_and_get_will_do_and_a_used_one_is_refused() -> None:
         Group(0, 2, store)
 
 
+def test_a_torch_store_will_do() -> None:
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(pool.map(lambda rank: Group(rank, 2, store), range(2)))
+        assert all(report.status == "complete" for report in allreduce(groups, vectors(2, 100)))
+        list(pool.map(Group.close, groups))
+
+
 @pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0), (0, 70_000)])
 def test_a_rank_outside_the_world_is_refused(tmp_path: Path, rank: int, world_size: int) -> None:
     with pytest.raises(ConfigError):

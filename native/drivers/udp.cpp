@@ -68,21 +68,16 @@ void UdpLane::start(const Settings& settings, const std::vector<PeerSettings>& p
 // ---- the callers' side ------------------------------------------------------------------------------------
 
 Ticket UdpLane::submit(std::span<float> bucket, const Bounds& bounds) {
-    bool asleep;
-    Ticket ticket;
-    {
-        const std::lock_guard lock(shared_->mutex);
-        ticket = shared_->next_ticket++;
-        if (shared_->ended || shared_->close_linger >= 0 || !engine_) {
-            OpReport& report = shared_->reports[ticket];
-            report.ticket = ticket;
-            report.status = Status::kClosed;
-            return ticket;
-        }
-        shared_->submissions.push_back({ticket, bucket, bounds});
-        asleep = std::exchange(shared_->asleep, false);
+    const std::lock_guard lock(shared_->mutex);
+    const Ticket ticket = shared_->next_ticket++;
+    if (shared_->ended || shared_->close_linger >= 0 || !engine_) {
+        OpReport& report = shared_->reports[ticket];
+        report.ticket = ticket;
+        report.status = Status::kClosed;
+        return ticket;
     }
-    if (asleep) wake();
+    shared_->submissions.push_back({ticket, bucket, bounds});
+    if (std::exchange(shared_->asleep, false)) wake();
     return ticket;
 }
 
@@ -110,14 +105,12 @@ void UdpLane::forget(Ticket ticket) {
 }
 
 void UdpLane::close(Duration linger) {
-    {
-        const std::lock_guard lock(shared_->mutex);
-        if (shared_->ended) return;
-        Duration& agreed = shared_->close_linger;
-        agreed = agreed < 0 ? linger : std::min(agreed, linger);
-        shared_->close_changed = true;
-        shared_->asleep = false;
-    }
+    const std::lock_guard lock(shared_->mutex);
+    if (shared_->ended) return;
+    Duration& agreed = shared_->close_linger;
+    agreed = agreed < 0 ? linger : std::min(agreed, linger);
+    shared_->close_changed = true;
+    shared_->asleep = false;
     wake();
 }
 
@@ -144,6 +137,7 @@ LaneStats UdpLane::stats() const {
     return shared_->stats;
 }
 
+// Under the lock: join() closes the descriptor.
 void UdpLane::wake() {
     const std::uint64_t one = 1;
     while (::write(wake_descriptor_, &one, sizeof one) < 0 && errno == EINTR) {
