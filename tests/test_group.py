@@ -216,7 +216,7 @@ def test_any_store_with_set_and_get_will_do_and_a_used_one_is_refused() -> None:
 
 
 def test_a_torch_store_will_do() -> None:
-    from torch.distributed import HashStore
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
 
     store = HashStore()
     with ThreadPoolExecutor(2) as pool:
