@@ -75,7 +75,7 @@ def workers(directory: Path, ranks: range, world: int, script: str) -> Iterator[
 
 
 FOLLOW = """
-with open_group(deadline_s=0.2) as group:
+with open_group(deadline_s=1.0) as group:
     say("open")
     while hear() == "op":
         array = np.full(4096, rank, np.float32)
@@ -92,7 +92,7 @@ def step(group: Group) -> tuple[str, tuple[int, ...], float]:
 
 def test_a_killed_rank_costs_its_share_and_no_more(tmp_path: Path) -> None:
     with workers(tmp_path, range(1, 3), 3, FOLLOW) as (one, two):
-        with Group(0, 3, FileStore(tmp_path), Config(deadline_s=0.2)) as group:
+        with Group(0, 3, FileStore(tmp_path), Config(deadline_s=1.0)) as group:
             one.say("op"), two.say("op")
             assert step(group) == ("complete", (), 0.0)
             two.signal(signal.SIGKILL)
@@ -109,7 +109,7 @@ def test_a_killed_rank_costs_its_share_and_no_more(tmp_path: Path) -> None:
 
 def test_a_frozen_rank_finds_its_results_when_it_is_released(tmp_path: Path) -> None:
     with workers(tmp_path, range(1, 3), 3, FOLLOW) as (one, two):
-        with Group(0, 3, FileStore(tmp_path), Config(deadline_s=0.2)) as group:
+        with Group(0, 3, FileStore(tmp_path), Config(deadline_s=1.0)) as group:
             for follower in (one, two):
                 assert follower.hear() == "open"
                 follower.say("op")
@@ -213,7 +213,7 @@ def test_a_process_that_ends_in_any_way_does_not_hang_nor_hold_up_its_peer(
     work = group.allreduce(np.ones(4096, np.float32))
     {ending}
     """
-    config = Config(deadline_s=0.2)
+    config = Config(deadline_s=1.0)
     with (
         workers(tmp_path, range(1, 2), 2, script) as (leaver,),
         Group(0, 2, FileStore(tmp_path), config) as group,
