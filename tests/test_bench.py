@@ -94,7 +94,6 @@ def test_several_numbers_of_ranks_follow_each_other():
 
 
 def test_gloo_is_measured_in_the_same_run_and_compared_by_round():
-    pytest.importorskip("torch")
     options = Options(ranks=(2,), sizes_bytes=(4096,), iters=2, warmup=1, rounds=5, sides=("tailcut", "gloo"))
     (row,) = run(options)
     own, gloo = row.sides["tailcut"], row.sides["gloo"]
