@@ -29,9 +29,9 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Bo
         reports_.push_back(std::move(refused));
         return;
     }
-    if (const Seq group = group_seq(); group > next_seq_ && group - next_seq_ > settings_.window_ops) {
+    if (const Seq behind = behind_ops(); behind > settings_.window_ops) {
         refused.status = Status::kBehind;
-        refused.behind_ops = group - next_seq_;
+        refused.behind_ops = behind;
         refused.bucket_len = static_cast<std::uint32_t>(bucket.size());
         refused.entered_at = refused.finished_at = now;
         refused.contributed = false;
@@ -47,7 +47,7 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Bo
     ++in_flight_;
     op->enter(now, ticket, bucket, bounds, contributing_);
     for (Rank rank = 0; rank < peers_.size(); ++rank)
-        if (peers_[rank].gone && seq >= peers_[rank].gone_seq) op->forsake(rank);
+        if (peers_[rank].left(seq)) op->forsake(rank);
     cast_vote(now, slot, settings_.shape.self, op->layout().bucket_len);
     settle(now, slot, *op);
     mark_all_ready();
@@ -116,8 +116,7 @@ void Endpoint::on_feedback(Time now, const wire::Header& header) {
     Peer& peer = peers_[header.source];
     peer.settle(now, header.echo_us);
     peer.goodbye_heard |= (header.flags & wire::kGoodbyeKnown) != 0;
-    if (closing_ && !peer.gone && !peer.goodbye_heard && peer.arm_probe(now))  // settle() has disarmed it
-        next_probe_ = std::min(next_probe_, peer.probe_at);
+    if (closing_ && !peer.gone && !peer.goodbye_heard) ask_later(now, peer);  // settle() has disarmed it
     peer.feedback_due |= (header.flags & wire::kReplyWanted) != 0;
     note_entered(now, header.source, header.seq);
     mark_ready(header.source);
@@ -128,7 +127,7 @@ void Endpoint::on_goodbye(Time now, const wire::Header& header) {
     peer.settle(now, header.echo_us);
     peer.feedback_due |= (header.flags & wire::kReplyWanted) != 0;
     mark_ready(header.source);
-    if (peer.gone && header.seq >= peer.gone_seq) return;
+    if (peer.left(header.seq)) return;
     note_entered(now, header.source, header.seq);
     peer.gone = true;
     peer.gone_seq = header.seq;

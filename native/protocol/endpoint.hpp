@@ -97,12 +97,14 @@ private:
     void finish(Time now, Slot& slot, Op& op, Status status);
     void note_entered(Time now, Rank rank, Seq entered);
     Seq group_seq() const;
+    Seq behind_ops() const;
     void jump(Time now);
     void retire();
     bool retired(Seq seq, const Op& op) const;
 
     bool next_for(Time now, Rank rank, Outgoing& out);
     bool next_data(Time now, Rank rank, Outgoing& out);
+    void ask_later(Time now, Peer& peer);
     bool has_room_for(const Peer& peer, Seq seq) const;
     void say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoing& out);
     void mark_ready(Rank rank);

@@ -40,8 +40,7 @@ Op* Endpoint::variant(Seq seq, Slot& slot, std::uint32_t bucket_len, bool own_le
 void Endpoint::own(Time now, Slot& slot, Op& op, Block memory) {
     op.own(std::move(memory));
     for (Rank rank = 0; rank < peers_.size(); ++rank)
-        if ((peers_[rank].gone && op.seq() >= peers_[rank].gone_seq) ||
-            slot.ballot.against(rank, op.layout().bucket_len))
+        if (peers_[rank].left(op.seq()) || slot.ballot.against(rank, op.layout().bucket_len))
             op.abstain(rank, now);
 }
 
@@ -106,11 +105,8 @@ bool Endpoint::retired(Seq seq, const Op& op) const {
         return closing_;  // who has heard our goodbye waits for nothing of ours from here on
     if (!op.finished() && op.entered()) return false;
     if (!op.closed()) return false;
-    for (Rank rank = 0; rank < peers_.size(); ++rank) {
-        const Peer& peer = peers_[rank];
-        if (rank != settings_.shape.self && !(peer.gone && seq >= peer.gone_seq) && !op.served(rank))
-            return false;
-    }
+    for (Rank rank = 0; rank < peers_.size(); ++rank)
+        if (rank != settings_.shape.self && !peers_[rank].left(seq) && !op.served(rank)) return false;
     return true;
 }
 
@@ -151,24 +147,24 @@ void Endpoint::note_entered(Time now, Rank rank, Seq entered) {
     mark_ready(rank);
     if (in_flight_ == 0) return;  // the next submit() will see it
     if (entered < next_seq_ || entered - next_seq_ <= settings_.window_ops) return;
-    if (const Seq group = group_seq(); group > next_seq_ && group - next_seq_ > settings_.window_ops)
-        jump(now);
+    if (behind_ops() > settings_.window_ops) jump(now);
 }
 
 // The op that at least half of the other ranks have reached: from four ranks on, one alone cannot drag us along.
 Seq Endpoint::group_seq() const {
     if (settings_.shape.ranks == 1) return next_seq_;
-    std::size_t ahead = 0;
-    for (Rank rank = 0; rank < peers_.size(); ++rank)
-        ahead += rank != settings_.shape.self && peers_[rank].entered > next_seq_;
     const std::size_t majority = settings_.shape.ranks / 2u;
-    if (ahead < majority) return next_seq_;
     std::vector<Seq> entered;
     for (Rank rank = 0; rank < peers_.size(); ++rank)
         if (rank != settings_.shape.self) entered.push_back(peers_[rank].entered);
     std::nth_element(entered.begin(), entered.begin() + static_cast<std::ptrdiff_t>(majority - 1),
                      entered.end(), std::greater<>());
     return entered[majority - 1];
+}
+
+Seq Endpoint::behind_ops() const {
+    const Seq group = group_seq();
+    return group > next_seq_ ? group - next_seq_ : 0;
 }
 
 // Too far behind: what was in flight ends, seq becomes the group's, and this rank contributes nothing until its

@@ -14,6 +14,16 @@ constexpr std::uint32_t kMaxRunGranules = 0xFFFF / kGranule;  // Header::count i
 
 std::uint32_t granules_of(std::uint32_t coords) { return (coords + kGranule - 1) / kGranule; }
 
+bool cut(const wire::Header& header, std::span<const std::byte> payload) {
+    return payload.size() < wire::stated_payload_bytes(header);
+}
+
+// A cut packet counts for the granules that it still holds whole.
+std::uint32_t delivered_granules(const wire::Header& header, std::span<const std::byte> payload) {
+    return cut(header, payload) ? static_cast<std::uint32_t>(payload.size() / (kGranule * sizeof(float)))
+                                : granules_of(header.count);
+}
+
 }  // namespace
 
 Op::Op(const Shape& shape, Seq seq, std::uint32_t bucket_len)
@@ -74,16 +84,12 @@ std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
             owned_->abstain(header.source, now);
         return std::nullopt;
     }
-    // A cut packet counts for the granules that it still holds whole.
+    report_.trimmed_packets += cut(header, payload);
     const std::uint32_t first = header.first / kGranule;
-    std::uint32_t last = first + granules_of(header.count);
-    if (payload.size() < wire::stated_payload_bytes(header)) {
-        ++report_.trimmed_packets;
-        last = first + static_cast<std::uint32_t>(payload.size() / (kGranule * sizeof(float)));
-        if (first == last) return std::nullopt;
-        payload = payload.first((last - first) * kGranule * sizeof(float));
-    }
-    return owned_->contribute(header.source, first, last, payload, now);
+    const std::uint32_t last = first + delivered_granules(header, payload);
+    if (first == last) return std::nullopt;
+    const std::size_t bytes = layout_.coords(own_shard(), first, last) * sizeof(float);
+    return owned_->contribute(header.source, first, last, payload.first(bytes), now);
 }
 
 std::optional<wire::Reject> Op::gather(const wire::Header& header, std::span<const std::byte> payload) {
@@ -94,10 +100,8 @@ std::optional<wire::Reject> Op::gather(const wire::Header& header, std::span<con
     if (answered_[shard].any(first, last)) return wire::Reject::kDuplicate;
     non_finite_ |= (header.flags & wire::kNonFinite) != 0;
     if (!header.empty()) {
-        if (payload.size() < wire::stated_payload_bytes(header)) {
-            ++report_.trimmed_packets;
-            last = first + static_cast<std::uint32_t>(payload.size() / (kGranule * sizeof(float)));
-        }
+        report_.trimmed_packets += cut(header, payload);
+        last = first + delivered_granules(header, payload);
         const std::size_t bytes = layout_.coords(shard, first, last) * sizeof(float);
         float* base = entered_ ? bucket_.data() : result_.data();
         std::memcpy(base + layout_.begin(shard) + header.first, payload.data(), bytes);

@@ -75,8 +75,8 @@ std::optional<wire::Reject> OwnedShard::contribute(Rank from, std::uint32_t firs
     for (std::uint32_t g = first; g < last; ++g) complete &= ++settled_[g] == shape_.ranks;
 
     const bool aligned = reinterpret_cast<std::uintptr_t>(payload.data()) % alignof(float) == 0;
-    if (complete && aligned &&
-        !uneven_) {  // the last one to come is reduced straight from the receive buffer
+    if (complete && aligned && !uneven_) {
+        // The last one to come is reduced straight from the receive buffer.
         finalize(first, last, from, reinterpret_cast<const float*>(payload.data()));
         if (closed()) closed_at_ = now;
         return std::nullopt;
@@ -119,20 +119,20 @@ void OwnedShard::finalize_complete(std::uint32_t first, std::uint32_t last, Time
         std::uint32_t end = first + 1;
         while (end < last && due(end)) ++end;
         for (const auto& arrived : arrived_) end = arrived.run_end(first, end);
-        finalize(first, end, shape_.self, bucket_shard_ ? bucket_shard_ + first * kGranule : nullptr);
+        finalize(first, end);
         first = end;
     }
     if (closed()) closed_at_ = now;
 }
 
-// Reduce [first, last), whose granules all have the same contributors. `direct` points at the run itself in the
-// contribution of `direct_rank`, which is not in its slot.
+// Reduce [first, last), whose granules all have the same contributors. `direct`, if given, is the run itself in the
+// contribution of `direct_rank`, which has not been copied to its slot.
 void OwnedShard::finalize(std::uint32_t first, std::uint32_t last, Rank direct_rank, const float* direct) {
     const std::uint32_t at = first * kGranule;
     sources_.clear();
     for (Rank rank = 0; rank < shape_.ranks; ++rank) {
         if (!arrived_[rank].test(first)) continue;
-        if (rank == direct_rank)
+        if (direct && rank == direct_rank)
             sources_.push_back(direct);
         else
             sources_.push_back(rank == shape_.self ? bucket_shard_ + at : slot(rank) + at);

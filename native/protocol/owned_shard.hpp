@@ -80,7 +80,8 @@ public:
 
 private:
     float* slot(Rank rank) const;
-    void finalize(std::uint32_t first, std::uint32_t last, Rank direct_rank, const float* direct);
+    void finalize(std::uint32_t first, std::uint32_t last, Rank direct_rank = 0,
+                  const float* direct = nullptr);
     void finalize_complete(std::uint32_t first, std::uint32_t last, Time now);
     void append(Run run);
 

@@ -47,6 +47,7 @@ public:
     Seq served_below = 0;  // ops below this have nothing left to send to it
     bool gone = false;     // said goodbye: enters no op from `gone_seq` on
     Seq gone_seq = 0;
+    bool left(Seq seq) const { return gone && seq >= gone_seq; }
 
     // what to say next
     bool ready = false;  // in the endpoint's queue of peers with something to say
@@ -86,12 +87,11 @@ public:
     }
 
     // Blocked: ask in a while, and ever more rarely.
-    bool arm_probe(Time now) {
-        if (probe_at != kNever) return false;
+    void arm_probe(Time now) {
+        if (probe_at != kNever) return;
         const Duration first = std::clamp(4 * rtt_, kProbeFloor, kProbeCeiling);
         probe_after_ = probe_after_ == 0 ? first : std::min(2 * probe_after_, kProbeCeiling);
         probe_at = now + probe_after_;
-        return true;
     }
 
     // Receiving: remember the latest stamp; true when enough has come that the peer should hear of it.

@@ -48,7 +48,7 @@ bool Endpoint::next_for(Time now, Rank rank, Outgoing& out) {
     if (peer.goodbye_due) {
         peer.goodbye_due = false;
         say(now, rank, wire::Type::kGoodbye, !peer.gone, out);
-        if (!peer.gone && peer.arm_probe(now)) next_probe_ = std::min(next_probe_, peer.probe_at);
+        if (!peer.gone) ask_later(now, peer);
         return true;
     }
     if (peer.feedback_due || peer.probe_due) {
@@ -69,7 +69,7 @@ bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
     Peer& peer = peers_[rank];
     for (auto at = slots_.lower_bound(peer.served_below); at != slots_.end(); ++at) {
         const Seq seq = at->first;
-        if ((peer.gone && seq >= peer.gone_seq) || (closing_ && seq >= next_seq_)) return false;
+        if (peer.left(seq) || (closing_ && seq >= next_seq_)) return false;
         bool over = seq < next_seq_;
         for (auto& op : at->second.variants) {
             over &= op->served(rank) && op->closed() && (op->finished() || !op->entered());
@@ -80,7 +80,7 @@ bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
                 static_cast<std::uint32_t>(std::min(packet_bytes, shard_bytes) + wire::kHeaderBytes) +
                 kDatagramOverheadBytes;
             if (!has_room_for(peer, seq) || !peer.has_credit(cost)) {
-                if (peer.arm_probe(now)) next_probe_ = std::min(next_probe_, peer.probe_at);
+                ask_later(now, peer);
                 return false;
             }
             if (!op->next_packet(now, rank, peer.settings.packet_granules, out)) continue;
@@ -96,6 +96,11 @@ bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
         if (over && peer.served_below == seq) peer.served_below = seq + 1;
     }
     return false;
+}
+
+void Endpoint::ask_later(Time now, Peer& peer) {
+    peer.arm_probe(now);
+    next_probe_ = std::min(next_probe_, peer.probe_at);
 }
 
 // A peer that has not reached the op keeps its packets in its pool. Every sender reckons the room there alike,
