@@ -182,6 +182,7 @@ void bind_udp(nb::module_& m) {
     nb::class_<UdpLane>(m, "UdpLane")
         .def(nb::init<std::uint32_t, std::uint32_t, bool>(), "bind_ipv4"_a, "receive_buffer_bytes"_a,
              "offload"_a)
+        .def_prop_ro("descriptor", &UdpLane::descriptor)
         .def_prop_ro("port", &UdpLane::port)
         .def_prop_ro("receive_buffer_bytes", &UdpLane::receive_buffer_bytes)
         .def(

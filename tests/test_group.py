@@ -6,13 +6,12 @@ import gc
 import os
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tailcut import ClosedError, Config, ConfigError, FileStore, Group, PeerError, Report
+from tailcut import ClosedError, Config, ConfigError, FileStore, Group, Report
 from tests.groups import allreduce, open_groups, vectors
 from tests.oracle import rank_order_mean
 
@@ -162,67 +161,6 @@ def test_mismatched_lengths_are_an_error_on_the_offender_only(tmp_path: Path) ->
         with pytest.raises(ConfigError, match=r"this rank \(rank 1\) passed 150"):
             works[1].wait()
         assert works[0].wait().status == works[2].wait().status == "complete"
-
-
-def test_a_missing_peer_at_rendezvous_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PeerError, match=r"ranks \[1, 2\] did not come"):
-        Group(0, 3, FileStore(tmp_path), Config(rendezvous_s=0.05))
-
-
-def test_ranks_that_disagree_on_the_configuration_are_told_apart(tmp_path: Path) -> None:
-    errors: list[Exception] = []
-
-    def open_one(rank: int) -> None:
-        try:
-            Group(rank, 2, FileStore(tmp_path), Config(seed=rank, rendezvous_s=20))
-        except ConfigError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=open_one, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [str(error) for error in errors] == [
-        "the ranks of group 'default' must agree on seed: rank 0 has 0, rank 1 has 1"
-    ] * 2
-
-
-def test_a_store_that_was_used_before_is_refused(tmp_path: Path) -> None:
-    Group(0, 1, FileStore(tmp_path)).close()
-    with pytest.raises(ConfigError, match="already holds rank 0"):
-        Group(0, 1, FileStore(tmp_path))
-    Group(0, 1, FileStore(tmp_path), name="another").close()
-
-
-def test_any_store_with_set_and_get_will_do_and_a_used_one_is_refused() -> None:
-    class Plain:
-        def __init__(self) -> None:
-            self.values: dict[str, bytes] = {}
-            self.set = self.values.__setitem__
-            self.get = self.values.__getitem__
-
-    class Checked(Plain):
-        def check(self, keys: list[str]) -> bool:
-            return all(key in self.values for key in keys)
-
-    for store in (Plain(), Checked()):
-        with ThreadPoolExecutor(2) as pool:
-            groups = list(pool.map(lambda rank, store=store: Group(rank, 2, store), range(2)))
-            assert all(report.status == "complete" for report in allreduce(groups, vectors(2, 100)))
-            list(pool.map(Group.close, groups))
-    with pytest.raises(ConfigError, match="the store already holds rank 0"):
-        Group(0, 2, store)
-
-
-def test_a_torch_store_will_do() -> None:
-    from torch.distributed import HashStore  # type: ignore[attr-defined]
-
-    store = HashStore()
-    with ThreadPoolExecutor(2) as pool:
-        groups = list(pool.map(lambda rank: Group(rank, 2, store), range(2)))
-        assert all(report.status == "complete" for report in allreduce(groups, vectors(2, 100)))
-        list(pool.map(Group.close, groups))
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0), (0, 70_000)])

@@ -32,6 +32,7 @@ public:
     UdpLane(std::uint32_t bind_ipv4, std::uint32_t receive_buffer_bytes, bool offload);
     ~UdpLane();  // aborts what is in flight
 
+    int descriptor() const { return socket_.descriptor(); }  // for the handshake before start()
     std::uint16_t port() const { return socket_.port(); }
     std::uint32_t receive_buffer_bytes() const { return socket_.receive_buffer_bytes(); }
 

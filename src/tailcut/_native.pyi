@@ -263,6 +263,9 @@ class UdpLane:
     def __init__(self, bind_ipv4: int, receive_buffer_bytes: int, offload: bool) -> None: ...
 
     @property
+    def descriptor(self) -> int: ...
+
+    @property
     def port(self) -> int: ...
 
     @property

@@ -17,13 +17,13 @@ from tailcut.errors import ConfigError
 T = TypeVar("T")
 
 
-def _setting(name: str, convert: Callable[[str], T], default: T) -> Any:
+def _setting(name: str, convert: Callable[[str], T], default: T | Callable[[], T]) -> Any:
     variable = f"TAILCUT_{name.upper()}"
 
     def read() -> T:
         text = os.environ.get(variable)
         if text is None:
-            return default
+            return default() if callable(default) else default
         try:
             return convert(text)
         except ValueError:
@@ -36,6 +36,10 @@ def _flag(text: str) -> bool:
     if text.lower() not in ("0", "1", "true", "false"):
         raise ValueError
     return text.lower() in ("1", "true")
+
+
+def _gloo_interface() -> str:
+    return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,10 @@ class Config:
     """Where everything random derives from. Agreed."""
 
     address: str = _setting("address", str, "")
-    """IPv4 address to bind and publish; empty finds one. Set it on hosts with several networks."""
+    """IPv4 address to bind and publish; empty: that of ``socket_ifname``."""
+
+    socket_ifname: str = _setting("socket_ifname", str, _gloo_interface)
+    """Interface to use; empty tries all and takes what answers. Default: that of ``GLOO_SOCKET_IFNAME``."""
 
     rendezvous_s: float = _setting("rendezvous_s", float, 60.0)
     """How long opening a group waits for the other ranks."""

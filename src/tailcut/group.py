@@ -22,11 +22,10 @@ from tailcut import _native
 from tailcut.config import Config
 from tailcut.errors import ClosedError, ConfigError, TailcutError
 from tailcut.policy.deadline import fixed_bounds
-from tailcut.rendezvous import Roster, make_card, meet, packet_granules
+from tailcut.rendezvous import Roster, bind_address, make_card, meet
 from tailcut.report import Report, outcome_of
 from tailcut.store import Store
 
-_GRANULE_BYTES = 4 * _native.GRANULE
 _SLICE_NS = 50_000_000
 """Longest single native wait, so that Ctrl-C is answered."""
 
@@ -132,31 +131,26 @@ class Group:
 
     def _open(self, store: Store, name: str) -> list[_native.UdpLane]:
         config = self.config
-        bind = int(ipaddress.IPv4Address(config.address or "0.0.0.0"))
+        bound = bind_address(config)
+        bind = int(ipaddress.IPv4Address(bound or "0.0.0.0"))
         try:
             lanes = [
                 _native.UdpLane(bind, config.receive_buffer_bytes, config.offload)
                 for _ in range(config.lanes)
             ]
         except RuntimeError as error:  # std::system_error
-            raise ConfigError(
-                f"cannot open a UDP socket on {config.address or 'any address'}: {error}"
-            ) from error
+            raise ConfigError(f"cannot open a UDP socket on {bound or 'any address'}: {error}") from error
         buffer_bytes = min(lane.receive_buffer_bytes for lane in lanes)
         window_bytes = _native.credit_window_bytes(buffer_bytes, self.world_size)
-        card = make_card(config, [lane.port for lane in lanes], window_bytes)
-        roster = meet(store, name, self.rank, self.world_size, card, config)
+        card = make_card(config, lanes, window_bytes)
+        roster = meet(store, name, self.rank, self.world_size, card, lanes, config)
         for index, lane in enumerate(lanes):
             self._start(lane, index, roster, window_bytes)
         return lanes
 
     def _start(self, lane: _native.UdpLane, index: int, roster: Roster, window_bytes: int) -> None:
         peers = [
-            _native.PeerSettings(
-                card.window_bytes,
-                card.pool_bytes,
-                packet_granules(route, card.window_bytes, self.config, _native.HEADER_BYTES, _GRANULE_BYTES),
-            )
+            _native.PeerSettings(card.window_bytes, card.pool_bytes, route.packet_granules)
             for card, route in zip(roster.cards, roster.routes, strict=True)
         ]
         lane.start(

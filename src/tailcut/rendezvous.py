@@ -1,30 +1,35 @@
-"""How ranks find each other: every rank publishes one card in the store and reads all the others.
-
-Owns addresses, path MTUs and the group's tag. Knows nothing of ops.
+"""How ranks find each other: every rank publishes one card in the store, reads all the others, and confirms
+each peer by a live handshake. The store may hold cards of an earlier life: they do not answer, and are read
+again until they do. Owns the cards, the routes and the group's tag. Knows nothing of ops.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import socket
-import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from pathlib import Path
 
+from tailcut import _native
+from tailcut.addresses import (
+    IP_UDP_BYTES,
+    LOOPBACK,
+    address_of,
+    host_identity,
+    interfaces,
+    is_loopback,
+    path_mtu_bytes,
+)
 from tailcut.config import Config
 from tailcut.errors import ConfigError, PeerError
+from tailcut.handshake import Candidate, Contact, Handshake
 from tailcut.store import Store
 
-IP_MTU = 14  # linux/in.h; not in the socket module
-SIOCGIFADDR = 0x8915  # linux/sockios.h
-IP_UDP_BYTES = 28
+_GRANULE_BYTES = 4 * _native.GRANULE
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.1
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,6 @@ class Card:
     """What a rank tells the others before the first packet."""
 
     host: str
-    """Same host and network namespace, same string: then loopback reaches it."""
     addresses: list[str]
     loopback: bool
     ports: list[int]
@@ -41,7 +45,8 @@ class Card:
     """Each sender's share of a lane's socket buffer."""
     pool_bytes: int
     agreed: dict[str, int]
-    nonce: str
+    instance: str
+    """Random: this life of this rank."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Route:
     """How to reach a peer."""
 
     address: str
-    mtu_bytes: int
+    packet_granules: int
 
 
 @dataclass(frozen=True)
@@ -60,91 +65,216 @@ class Roster:
     """Random, 64 bits, known to the members only: keeps packets of others and of earlier lives out."""
 
 
-def meet(store: Store, name: str, rank: int, world_size: int, card: Card, config: Config) -> Roster:
-    """Publish our card, read everybody's, agree. Raises PeerError naming the ranks that did not come."""
-    if _try_check(store, _key(name, rank)):
-        raise ConfigError(
-            f"the store already holds rank {rank} of group {name!r}: "
-            "each group needs a fresh store or its own name"
-        )
-    store.set(_key(name, rank), json.dumps(asdict(card)).encode())
-    cards = _read_all(store, name, rank, world_size, config.rendezvous_s)
-    cards[rank] = card
-    differing = {
-        f"{field}: " + ", ".join(f"rank {r} has {c.agreed.get(field)}" for r, c in enumerate(cards))
-        for field in card.agreed
-        if any(c.agreed.get(field) != card.agreed[field] for c in cards)
-    }
-    if differing:
-        raise ConfigError(f"the ranks of group {name!r} must agree on " + "; ".join(sorted(differing)))
-    digest = hashlib.blake2b("".join(c.nonce for c in cards).encode(), digest_size=8).digest()
-    routes = [_route_to(r, c, card) for r, c in enumerate(cards)]
-    return Roster(cards, routes, int.from_bytes(digest, "little"))
+def bind_address(config: Config) -> str:
+    """The address to bind and publish; empty for any."""
+    return config.address or (address_of(config.socket_ifname) if config.socket_ifname else "")
 
 
-def make_card(config: Config, ports: list[int], window_bytes: int) -> Card:
+def make_card(config: Config, lanes: Sequence[_native.UdpLane], window_bytes: int) -> Card:
+    bound = bind_address(config)
     return Card(
-        host=_host_identity(),
-        addresses=[config.address] if config.address else list(_interface_addresses()),
-        loopback=config.address in ("", "127.0.0.1"),
-        ports=ports,
+        host=host_identity(),
+        addresses=[bound] if bound else [a for a in interfaces().values() if not is_loopback(a)],
+        loopback=bound in ("", LOOPBACK),
+        ports=[lane.port for lane in lanes],
         window_bytes=window_bytes,
         pool_bytes=config.pool_bytes,
         agreed=config.agreed,
-        nonce=os.urandom(16).hex(),
+        instance=os.urandom(16).hex(),
     )
 
 
-def packet_granules(
-    route: Route, window_bytes: int, config: Config, header_bytes: int, granule_bytes: int
-) -> int:
+def meet(
+    store: Store,
+    name: str,
+    rank: int,
+    world_size: int,
+    card: Card,
+    lanes: Sequence[_native.UdpLane],
+    config: Config,
+) -> Roster:
+    """Publish our card, read everybody's, agree, shake hands. Raises PeerError naming who did not come."""
+    meeting = _Meeting(store, name, rank, world_size, card, config)
+    with Handshake(lanes, bytes.fromhex(card.instance)) as handshake:
+        return meeting.hold(handshake)
+
+
+class _Meeting:
+    """One rendezvous in progress."""
+
+    def __init__(
+        self, store: Store, name: str, rank: int, world_size: int, card: Card, config: Config
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._rank = rank
+        self._world_size = world_size
+        self._card = card
+        self._config = config
+        self._cards: dict[int, Card] = {rank: card}
+        self._contacts: dict[int, Contact] = {}
+
+    def hold(self, handshake: Handshake) -> Roster:
+        self._store.set(self._card_key(self._rank), json.dumps(asdict(self._card)).encode())
+        give_up = time.monotonic() + self._config.rendezvous_s
+        pause_s = _FIRST_PAUSE_S
+        waiting = [r for r in range(self._world_size) if r != self._rank]
+        announced = None
+        while True:
+            self._read_cards(waiting)
+            handshake.contacts = {contact.instance: contact for contact in self._contacts.values()}
+            handshake.send_hellos(time.monotonic())
+            waiting = self._unconfirmed()
+            tag = None if waiting else self._tag()
+            if tag is not None:
+                if tag != announced:
+                    self._store.set(self._ready_key(tag, self._rank), b"1")
+                    announced = tag
+                begun = handshake.listen(tag, 0.0)  # also the last hellos, which the engine should not meet
+                waiting = self._not_ready(tag)
+                if begun or not waiting:
+                    self._check_agreement()
+                    return self._roster(tag)
+            if time.monotonic() >= give_up:
+                raise PeerError(self._complaint(waiting))
+            handshake.listen(tag, pause_s)
+            pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+
+    def _read_cards(self, peers: list[int]) -> None:
+        """A card that has changed replaces that of an earlier life."""
+        for peer in [self._rank, *peers]:
+            text = _try_get(self._store, self._card_key(peer))
+            if text is None:
+                continue
+            card = _parse(text, peer)
+            if peer not in self._cards or card.instance != self._cards[peer].instance:
+                if peer == self._rank:
+                    raise ConfigError(
+                        f"another process has joined group {self._name!r} as rank {peer}: "
+                        "ranks must differ, and two groups at a time need two names or two stores"
+                    )
+                self._cards[peer] = card
+                self._contacts[peer] = self._contact(card)
+
+    def _contact(self, card: Card) -> Contact:
+        addresses = card.addresses
+        if card.host == self._card.host and card.loopback and self._card.loopback:
+            addresses = [LOOPBACK]
+        candidates = []
+        too_small: ConfigError | None = None
+        for address in addresses:
+            mtu_bytes = path_mtu_bytes(address)
+            if mtu_bytes is None:
+                continue
+            try:
+                granules = packet_granules(address, mtu_bytes, card.window_bytes, self._config)
+            except ConfigError as error:
+                too_small = error
+                continue
+            candidates.append(Candidate(address, _native.HEADER_BYTES + granules * _GRANULE_BYTES))
+        if too_small and not candidates:
+            raise too_small
+        ports = card.ports[: len(self._card.ports)]  # that their number differs is told when all are there
+        return Contact(bytes.fromhex(card.instance), ports, candidates)
+
+    def _unconfirmed(self) -> list[int]:
+        return [
+            r
+            for r in range(self._world_size)
+            if r != self._rank and not (r in self._contacts and self._contacts[r].confirmed)
+        ]
+
+    def _check_agreement(self) -> None:
+        cards = [self._cards[r] for r in range(self._world_size)]
+        differing = sorted(
+            f"{field}: " + ", ".join(f"rank {r} has {c.agreed.get(field)}" for r, c in enumerate(cards))
+            for field in self._card.agreed
+            if any(c.agreed.get(field) != self._card.agreed[field] for c in cards)
+        )
+        if differing:
+            raise ConfigError(f"the ranks of group {self._name!r} must agree on " + "; ".join(differing))
+
+    def _tag(self) -> int:
+        instances = "".join(self._cards[r].instance for r in range(self._world_size))
+        return int.from_bytes(hashlib.blake2b(instances.encode(), digest_size=8).digest(), "little")
+
+    def _not_ready(self, tag: int) -> list[int]:
+        return [
+            r
+            for r in range(self._world_size)
+            if r != self._rank and _try_get(self._store, self._ready_key(tag, r)) is None
+        ]
+
+    def _roster(self, tag: int) -> Roster:
+        routes = []
+        for rank in range(self._world_size):
+            confirmed = self._contacts[rank].confirmed if rank != self._rank else Candidate(LOOPBACK, 0)
+            assert confirmed is not None
+            granules = max(1, (confirmed.packet_bytes - _native.HEADER_BYTES) // _GRANULE_BYTES)
+            routes.append(Route(confirmed.address, granules))
+        return Roster([self._cards[r] for r in range(self._world_size)], routes, tag)
+
+    def _complaint(self, waiting: list[int]) -> str:
+        text = (
+            f"group {self._name!r}: rank {self._rank} waited {self._config.rendezvous_s:g} s "
+            f"for {self._world_size - 1} peers."
+        )
+        absent = [r for r in waiting if r not in self._cards]
+        if absent:
+            text += (
+                f" Ranks {absent} did not come: are they running, with the same store, name and world_size?"
+            )
+        for rank in waiting:
+            if rank in self._contacts and not self._contacts[rank].confirmed:
+                text += " " + _why_not(rank, self._cards[rank], self._contacts[rank])
+        if waiting and not self._unconfirmed():
+            text += f" All answered here, but ranks {waiting} did not hear all of their peers."
+        return text
+
+    def _card_key(self, rank: int) -> str:
+        return f"tailcut/{self._name}/{rank}"
+
+    def _ready_key(self, tag: int, rank: int) -> str:
+        return f"tailcut/{self._name}/{tag:016x}/{rank}"
+
+
+def _why_not(rank: int, card: Card, contact: Contact) -> str:
+    ports = ", ".join(map(str, card.ports))
+    if not contact.candidates:
+        return (
+            f"There is no route to rank {rank}, which published {card.addresses or 'no address'}: set "
+            "socket_ifname or address on both ranks to a common network."
+        )
+    for candidate in contact.candidates:
+        if candidate.small_answers:
+            return (
+                f"Rank {rank} at {candidate.address} (UDP port {ports}) answers small packets but none of "
+                f"{candidate.packet_bytes} bytes: set packet_bytes to what the path carries."
+            )
+    tried = ", ".join(candidate.address for candidate in contact.candidates)
+    return (
+        f"Rank {rank} does not answer at {tried} (UDP port {ports}): is it still running, does a firewall "
+        "drop UDP, is it another network (socket_ifname)?"
+    )
+
+
+def packet_granules(address: str, mtu_bytes: int, window_bytes: int, config: Config) -> int:
     """Granules per packet: what the path carries in one datagram, and the peer's window holds."""
-    largest = min(route.mtu_bytes - IP_UDP_BYTES, 65_507) - header_bytes
+    largest = min(mtu_bytes - IP_UDP_BYTES, 65_507) - _native.HEADER_BYTES
     if config.packet_bytes > largest:
         raise ConfigError(
             f"packet_bytes={config.packet_bytes} exceeds the {largest} bytes that the path to "
-            f"{route.address} carries (MTU {route.mtu_bytes}); lower it or raise the MTU"
+            f"{address} carries (MTU {mtu_bytes}); lower it or raise the MTU"
         )
     if config.packet_bytes:
-        return config.packet_bytes // granule_bytes
-    comfortable = min(largest, 61_440, max(granule_bytes, window_bytes - 2048))
-    return max(1, comfortable // granule_bytes)
-
-
-def _key(name: str, rank: int) -> str:
-    return f"tailcut/{name}/{rank}"
-
-
-def _read_all(store: Store, name: str, rank: int, world_size: int, timeout_s: float) -> list[Card]:
-    missing = [r for r in range(world_size) if r != rank]
-    cards: dict[int, Card] = {}
-    give_up = time.monotonic() + timeout_s
-    pause_s = 0.001
-    while missing:
-        for peer in list(missing):
-            text = _try_get(store, _key(name, peer))
-            if text is not None:
-                cards[peer] = _parse(text, peer)
-                missing.remove(peer)
-        if missing and time.monotonic() >= give_up:
-            raise PeerError(
-                f"group {name!r}: rank {rank} waited {timeout_s:g} s for {world_size - 1} peers and "
-                f"ranks {missing} did not come; are they running, with the same store, name and world_size?"
-            )
-        if missing:
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.05)
-    return [cards.get(r) for r in range(world_size)]  # type: ignore[misc]
-
-
-def _try_check(store: Store, key: str) -> bool | None:
-    """Whether the key is there; None if the store cannot tell without blocking."""
-    check = getattr(store, "check", None)
-    return None if check is None else bool(check([key]))
+        return config.packet_bytes // _GRANULE_BYTES
+    comfortable = min(largest, 61_440, max(_GRANULE_BYTES, window_bytes - 2048))
+    return max(1, comfortable // _GRANULE_BYTES)
 
 
 def _try_get(store: Store, key: str) -> bytes | None:
-    if _try_check(store, key) is False:
+    check = getattr(store, "check", None)
+    if check is not None and not check([key]):
         return None
     with suppress(LookupError, TimeoutError):
         return store.get(key)
@@ -158,44 +288,3 @@ def _parse(text: bytes, peer: int) -> Card:
         raise PeerError(
             f"rank {peer} published something that this version does not understand: {error}"
         ) from None
-
-
-def _route_to(rank: int, card: Card, own: Card) -> Route:
-    same_host = card.host == own.host
-    if same_host and card.loopback and own.loopback:
-        return _probe("127.0.0.1") or Route("127.0.0.1", 65_536)
-    for address in card.addresses:
-        route = _probe(address)
-        if route:
-            return route
-    raise PeerError(
-        f"no route to rank {rank}, which published {card.addresses or 'no address'}; "
-        "set Config(address=...) on both ranks to addresses of a common network"
-    )
-
-
-def _probe(address: str) -> Route | None:
-    """The path to an address as the routing table has it. Sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect((address, 9))
-        return Route(address, probe.getsockopt(socket.IPPROTO_IP, IP_MTU))
-    return None
-
-
-@lru_cache(maxsize=1)
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _host_identity() -> str:
-    return f"{_boot_id()}/{os.stat('/proc/self/ns/net').st_ino}"
-
-
-def _interface_addresses() -> Iterator[str]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, interface in socket.if_nameindex():
-            with suppress(OSError):
-                request = struct.pack("256s", interface.encode()[:15])
-                address = socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])
-                if not address.startswith("127."):
-                    yield address

@@ -24,7 +24,7 @@ class Store(Protocol):
 
 
 class FileStore:
-    """A directory as a store. A key is written once, whole or not at all."""
+    """A directory as a store. A key is written whole or not at all."""
 
     def __init__(self, directory: str | os.PathLike[str], *, timeout_s: float = 300.0) -> None:
         self._directory = Path(directory)
@@ -38,18 +38,15 @@ class FileStore:
         return self._directory / quote(key, safe="")
 
     def set(self, key: str, value: bytes) -> None:
-        """Write a key that is not there yet. Raises ConfigError when it is."""
+        """Write a key, or replace it."""
         handle, name = tempfile.mkstemp(dir=self._directory, prefix=".")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(value)
-            os.link(name, self._path(key))  # unlike rename, fails when the key exists
-        except FileExistsError:
-            raise ConfigError(
-                f"{self._directory} already holds {key!r}: each group needs a fresh directory or its own name"
-            ) from None
-        finally:
+            os.replace(name, self._path(key))
+        except BaseException:
             os.unlink(name)
+            raise
 
     def check(self, keys: list[str]) -> bool:
         return all(self._path(key).exists() for key in keys)

@@ -1,0 +1,84 @@
+"""This host's addresses and paths, as the kernel tells them. Sends nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from tailcut.errors import ConfigError
+
+IP_MTU = 14  # linux/in.h; not in the socket module
+SIOCGIFADDR = 0x8915  # linux/sockios.h
+LOOPBACK = "127.0.0.1"
+IP_UDP_BYTES = 28
+
+
+def host_identity() -> str:
+    """Same host and network namespace, same string: then loopback reaches it."""
+    return f"{_boot_id()}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def interfaces() -> dict[str, str]:
+    """IPv4 address of every interface that has one, in the kernel's order."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                request = struct.pack("256s", name.encode()[:15])
+                found[name] = socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])
+    return found
+
+
+def address_of(interface: str) -> str:
+    """The IPv4 address of an interface by name."""
+    found = interfaces()
+    if interface not in found:
+        raise ConfigError(
+            f"socket_ifname={interface!r} is not an interface with an IPv4 address; "
+            f"this host has {', '.join(found) or 'none'}"
+        )
+    return found[interface]
+
+
+def is_loopback(address: str) -> bool:
+    return address.startswith("127.")
+
+
+def path_mtu_bytes(address: str) -> int | None:
+    """What the routing table says of the path to an address; None if there is no route."""
+    with _towards(address) as probe:
+        return probe.getsockopt(socket.IPPROTO_IP, IP_MTU) if probe else None
+
+
+def local_address_towards(address: str) -> str | None:
+    """Our own address on the path to another; None if there is no route."""
+    with _towards(address) as probe:
+        return str(probe.getsockname()[0]) if probe else None
+
+
+class _towards:  # noqa: N801, reads as a word
+    """A UDP socket connected to an address, or None. Connecting sends nothing."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+    def __enter__(self) -> socket.socket | None:
+        try:
+            self._probe.connect((self._address, 9))
+        except OSError:
+            return None
+        return self._probe
+
+    def __exit__(self, *_: object) -> None:
+        self._probe.close()
+
+
+@lru_cache(maxsize=1)
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
