@@ -321,6 +321,8 @@ void bind_simulation(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    // torch keeps what its hooks refer to beyond the interpreter's end; the lanes are closed by then.
+    nb::set_leak_warnings(false);
     bind_wire(m);
     bind_reports(m);
     bind_udp(m);

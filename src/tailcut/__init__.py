@@ -1,13 +1,21 @@
 """Gradient synchronization that ends by its deadline, over ordinary networks."""
 
+from typing import TYPE_CHECKING, Any
+
 from tailcut.config import Config
-from tailcut.errors import ClosedError, ConfigError, PeerError, TailcutError
-from tailcut.group import Group, Stats, Work
+from tailcut.errors import BehindError, ClosedError, ConfigError, PeerError, TailcutError
+from tailcut.group import Group, Work
 from tailcut.report import Report
 from tailcut.simulation import Freeze, Partition, Scenario, Simulation, simulate
+from tailcut.stats import Stats
 from tailcut.store import FileStore
 
+if TYPE_CHECKING:
+    from tailcut.pytorch.attach import Attachment, attach
+
 __all__ = [
+    "Attachment",
+    "BehindError",
     "ClosedError",
     "Config",
     "ConfigError",
@@ -22,5 +30,19 @@ __all__ = [
     "Stats",
     "TailcutError",
     "Work",
+    "attach",
     "simulate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The PyTorch names, when they are first used: tailcut itself does not need torch."""
+    if name not in ("Attachment", "attach"):
+        raise AttributeError(f"module 'tailcut' has no attribute {name!r}")
+    try:
+        import torch as _  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"tailcut.{name} needs torch: pip install tailcut[torch]") from error
+    from tailcut.pytorch import attach as module
+
+    return getattr(module, name)

@@ -13,5 +13,9 @@ class PeerError(TailcutError, RuntimeError):
     """Another rank is missing or disagrees."""
 
 
+class BehindError(TailcutError, RuntimeError):
+    """This rank was frozen or slow for so long that its parameters are out of date."""
+
+
 class ClosedError(TailcutError, RuntimeError):
     """The group is closed, or belongs to another process."""

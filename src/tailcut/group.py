@@ -12,7 +12,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import fields, replace
 from types import TracebackType
 
 import numpy as np
@@ -24,44 +24,11 @@ from tailcut.errors import ClosedError, ConfigError, TailcutError
 from tailcut.policy.deadline import fixed_bounds
 from tailcut.rendezvous import Roster, bind_address, make_card, meet
 from tailcut.report import Report, outcome_of
+from tailcut.stats import Stats
 from tailcut.store import Store
 
 _SLICE_NS = 50_000_000
 """Longest single native wait, so that Ctrl-C is answered."""
-
-
-@dataclass
-class Stats:
-    """Totals since the group opened."""
-
-    ops: int = 0
-    deadline_ops: int = 0
-    """Ops that the deadline ended."""
-    lossy_ops: int = 0
-    """Ops with zeros in the result because a mean did not come or was EMPTY."""
-    behind_ops: int = 0
-    lost_coordinates: int = 0
-    coordinates: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    sent_packets: int = 0
-    received_packets: int = 0
-    late_gather_packets: int = 0
-    """Means that came after their op had ended: not lost, but not in the result."""
-    dropped_history: int = 0
-    """Means given up before a late peer had fetched them: the window or the pool was too small."""
-    forfeited_shards: int = 0
-    """Shards of ops not entered yet that this rank gave up serving, because the pool was too small."""
-    contributing: bool = True
-    """False after this rank was too far behind, until ``resynced()``."""
-    rejected: dict[str, int] = field(default_factory=dict)
-    """Datagrams dropped, by reason (docs/wire-format.md)."""
-    blocked_sends: int = 0
-    failed_sends: int = 0
-    pool_used_bytes: int = 0
-    memory_bytes: int = 0
-    rtt_s: tuple[float, ...] = ()
-    """Last smoothed round-trip time to each rank, 0 while unknown."""
 
 
 class Work:
@@ -144,6 +111,7 @@ class Group:
         window_bytes = _native.credit_window_bytes(buffer_bytes, self.world_size)
         card = make_card(config, lanes, window_bytes)
         roster = meet(store, name, self.rank, self.world_size, card, lanes, config)
+        self._description = _describe(config, roster, self.rank, buffer_bytes)
         for index, lane in enumerate(lanes):
             self._start(lane, index, roster, window_bytes)
         return lanes
@@ -198,12 +166,16 @@ class Group:
         for lane in self._lanes:
             lane.resynced()
 
+    def describe(self) -> str:
+        """What this group will do: its effective configuration, on one line."""
+        return self._description
+
     def stats(self) -> Stats:
         """Totals since the group opened; the network's part is at most as old as the last idle moment."""
         self._check_process()
         lanes = [lane.stats() for lane in self._lanes]
         with self._lock:
-            totals = Stats(**vars(self._totals))
+            totals = replace(self._totals)
         totals.rejected = {}
         for lane in lanes:
             for reason, count in lane.protocol.rejected.items():
@@ -314,6 +286,19 @@ def _abandon_all() -> None:
 
 
 os.register_at_fork(after_in_child=_abandon_all)
+
+
+def _describe(config: Config, roster: Roster, rank: int, buffer_bytes: int) -> str:
+    hosts = len({card.host for card in roster.cards})
+    sizes = {
+        4 * _native.GRANULE * r.packet_granules for r in roster.routes[:rank] + roster.routes[rank + 1 :]
+    }
+    settings = ", ".join(f"{field.name}={getattr(config, field.name)!r}" for field in fields(config))
+    return (
+        f"{len(roster.cards)} ranks on {hosts} host{'s' * (hosts > 1)}, packets of "
+        f"{' or '.join(map(str, sorted(sizes))) or 'no'} bytes, "
+        f"receive buffer of {buffer_bytes} bytes granted; {settings}"
+    )
 
 
 def _check_array(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -1,0 +1,213 @@
+"""DDP's gradient buckets through tailcut: one communication hook, and the object that stands for it.
+
+Owns what a training script holds on to: figures, state, the end. Nothing of DDP but its gradients is touched.
+"""
+# No postponed annotations: DDP compares those of its hook with the classes.
+
+import warnings
+from collections import deque
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from tailcut.config import Config
+from tailcut.errors import ConfigError
+from tailcut.group import Group, Stats
+from tailcut.pytorch.reducer import Reducer
+from tailcut.pytorch.resync import copy_from
+from tailcut.pytorch.staging import DTYPES
+from tailcut.pytorch.startup import announce, disabled, open_group
+from tailcut.report import Report
+
+STEPS_IN_WINDOW = 4
+"""How many steps of buckets the window holds at least: a rank may be late by a backward pass or two."""
+
+
+def attach(
+    ddp: DistributedDataParallel,
+    config: Config | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> "Attachment":
+    """Average the gradients of ``ddp`` through tailcut from now on. Every rank calls it, before any step.
+
+    With ``optimizer``, ``Attachment.resync`` copies its state too.
+    """
+    if not isinstance(ddp, DistributedDataParallel):
+        raise ConfigError(
+            f"attach takes a DistributedDataParallel model, not {type(ddp).__name__}; "
+            "attach before torch.compile, and for HSDP use the backend 'tailcut'"
+        )
+    if disabled():
+        return Attachment(ddp, None, optimizer)
+    _check_gradients(ddp)
+    config = config or Config()
+    ops_per_step = _ops_per_step(ddp)
+    config = replace(config, window_ops=max(config.window_ops, STEPS_IN_WINDOW * ops_per_step))
+    process_group = ddp.process_group
+    group = open_group(
+        dist.distributed_c10d._get_process_group_store(process_group),
+        f"attach/{process_group.group_name}",
+        process_group.rank(),
+        process_group.size(),
+        config,
+    )
+    attachment = Attachment(ddp, group, optimizer)
+    try:
+        ddp.register_comm_hook(attachment, average_bucket)
+    except BaseException:
+        attachment.close()
+        raise
+    announce(group, f"gradients of {type(ddp.module).__name__}, at most {ops_per_step} buckets a step")
+    if process_group.rank() == 0:
+        _warn_of_what_blocks(ddp)
+    return attachment
+
+
+class Attachment:
+    """The gradients of one DDP model. A context manager: leaving it closes the group."""
+
+    def __init__(
+        self, ddp: DistributedDataParallel, group: Group | None, optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        self._ddp: DistributedDataParallel | None = ddp
+        self._optimizer = optimizer
+        self._earlier: dict[str, int] = {}
+        self._warned: set[str] = set()
+        self._names = {parameter: name for name, parameter in ddp.module.named_parameters()}
+        self._reducer = Reducer(group, self._listen) if group is not None else None
+        self.reports: deque[Report] = deque(maxlen=group.config.window_ops if group else 0)
+        """Of the latest ops, in order; one op is one bucket."""
+
+    @property
+    def enabled(self) -> bool:
+        """False with ``TAILCUT_DISABLE=1``, and for a copy that was pickled: then DDP does it all itself."""
+        return self._reducer is not None
+
+    @property
+    def config(self) -> Config | None:
+        """The effective configuration."""
+        return self._reducer.group.config if self._reducer else None
+
+    def stats(self) -> Stats:
+        """Totals, those of before a checkpoint included."""
+        now = self._reducer.group.stats() if self._reducer else Stats()
+        return now.plus(self._earlier)
+
+    def resync(self, source: int = 0) -> None:
+        """Make all replicas equal to that of rank ``source``: parameters, buffers, optimizer state.
+
+        Every rank calls it. Reliable, through DDP's own process group: it waits for everybody.
+        """
+        if self._ddp is None:
+            raise ConfigError("this attachment was pickled and has no model; attach the loaded one")
+        copy_from(source, self._ddp, self._optimizer)
+        if self._reducer:
+            self._reducer.group.resynced()
+
+    def close(self, linger_s: float | None = None) -> None:
+        """Say goodbye to the other ranks; gradients cannot be averaged any more. Exit does it too."""
+        if self._reducer:
+            self._reducer.close(linger_s)
+
+    def state_dict(self) -> dict[str, int]:
+        """For a checkpoint: the counts so far."""
+        return self.stats().counts()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Count on from those of a checkpoint."""
+        self._earlier = dict(state)
+
+    def __enter__(self) -> "Attachment":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(linger_s=None if kind is None else 0.0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch.save(ddp) pickles its hooks; sockets, threads and the model stay behind.
+        return {"_earlier": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._ddp = self._optimizer = self._reducer = None
+        self.reports = deque(maxlen=0)
+
+    def _listen(self, report: Report) -> None:
+        self.reports.append(report)
+        if any(report.gather_lost):
+            self._warn_once(
+                f"tailcut: {report}: this replica missed a part of the mean that others have, and differs "
+                "from them until attachment.resync(); stats() keeps count"
+            )
+        elif report.lost_frac:
+            self._warn_once(
+                f"tailcut: {report}: nobody has that part of the mean, and the gradient is zero there; "
+                "stats() keeps count"
+            )
+
+    def _warn_once(self, text: str) -> None:
+        kind = text.split(":")[-1]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def average_bucket(attachment: Attachment, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP's hook. Returns at once; the future holds the mean, already in the bucket."""
+    assert attachment._reducer is not None
+    # Buckets are rebuilt after the first step, so an index would mean another bucket then.
+    key = attachment._names.get(bucket.parameters()[0])
+    return attachment._reducer.average(bucket.buffer(), key).future
+
+
+def _check_gradients(ddp: DistributedDataParallel) -> None:
+    for name, parameter in ddp.module.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in DTYPES:
+            raise ConfigError(
+                f"the gradients of {name} are {parameter.dtype}, and tailcut averages in float32: "
+                "convert the model with .float(), or leave this one to DDP"
+            )
+    for name, module in ddp.module.named_modules():
+        if getattr(module, "sparse", False) and isinstance(
+            module, torch.nn.Embedding | torch.nn.EmbeddingBag
+        ):
+            raise ConfigError(
+                f"{name} has sparse gradients, which tailcut does not average: set sparse=False"
+            )
+    if getattr(ddp, "_use_python_reducer", False):
+        raise ConfigError(
+            "torch._dynamo.config.optimize_ddp='python_reducer' reduces parameter by parameter inside the "
+            "compiled graph; tailcut needs DDP's buckets: set it to 'ddp_optimizer'"
+        )
+
+
+def _ops_per_step(ddp: DistributedDataParallel) -> int:
+    """At most so many buckets: a bucket is closed when it reaches its cap, one may be open for each dtype."""
+    parameters = [p for p in ddp.module.parameters() if p.requires_grad]
+    gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
+    dtypes = len({p.dtype for p in parameters})
+    return min(len(parameters), gradient_bytes // ddp.bucket_bytes_cap + dtypes + 1)
+
+
+def _warn_of_what_blocks(ddp: DistributedDataParallel) -> None:
+    """What DDP and its modules send by themselves still waits for every rank."""
+    blocking = []
+    if ddp.broadcast_buffers and ddp.modules_buffers:
+        blocking.append("the broadcast of buffers before every forward pass (broadcast_buffers=False)")
+    if ddp.find_unused_parameters and not ddp.static_graph:
+        blocking.append("the map of used parameters (find_unused_parameters=False, or static_graph=True)")
+    if any(isinstance(module, torch.nn.SyncBatchNorm) for module in ddp.module.modules()):
+        blocking.append("the statistics of SyncBatchNorm (BatchNorm, or a norm without statistics)")
+    if blocking:
+        warnings.warn(
+            "tailcut bounds the gradients. A dead or frozen rank still stops the others in: "
+            + "; ".join(blocking),
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,155 @@
+"""Tensors in, futures out: one tailcut group that averages tensors, in the order they are handed over.
+
+Owns the thread that completes futures, and the one that waits for copies from a device. The mean is taken
+natively; when a future completes, its tensor holds the result. Knows nothing of DDP or process groups.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from tailcut.errors import BehindError
+from tailcut.group import Group, Work
+from tailcut.pytorch.staging import Passage, passage_of
+from tailcut.report import Report
+
+EXIT_LINGER_S = 3.0
+"""How long a rank that simply reaches its end serves peers that are a little later."""
+
+Listener = Callable[[Report], None]
+Future = torch.futures.Future[Any]
+
+
+class Reduction:
+    """One tensor on its way. ``future`` completes with the tensor, or raises what went wrong."""
+
+    def __init__(self, tensor: torch.Tensor, key: Hashable) -> None:
+        self.tensor = tensor
+        self.key = key
+        self.report: Report | None = None
+        self.error: Exception | None = None
+        self._done = torch.futures.Future[Any](devices=[tensor.device] if tensor.is_cuda else None)
+        # An exception set on a future stays unseen by C++, and one raised in a hook would poison DDP:
+        # complete with a value, raise in the continuation.
+        self.future: Future = self._done.then(self._result)
+
+    def complete(self) -> None:
+        self._done.set_result(self.tensor)
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self.complete()
+
+    def _result(self, _: Future) -> torch.Tensor:
+        if self.error is not None:
+            raise self.error.with_traceback(None)  # of our threads, and torch would print it all
+        return self.tensor
+
+
+class Reducer:
+    """Averages tensors through a group that it owns from now on."""
+
+    def __init__(self, group: Group, listener: Listener | None = None) -> None:
+        self.group = group
+        self._listener = listener
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._departing = 0  # reductions whose values are not on the host yet, in order of submission
+        self._departures: queue.SimpleQueue[tuple[Reduction, Passage] | None] = queue.SimpleQueue()
+        self._arrivals: queue.SimpleQueue[tuple[Reduction, Passage, Work] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=target, name=f"tailcut-{name}", daemon=True)
+            for name, target in (("depart", self._submit_departed), ("complete", self._complete_ended))
+        ]
+        for thread in self._threads:
+            thread.start()
+        _open_reducers.add(self)
+
+    def average(self, tensor: torch.Tensor, key: Hashable = None) -> Reduction:
+        """Start averaging ``tensor`` over the ranks, in place; returns at once. Errors are in the future."""
+        reduction = Reduction(tensor, key)
+        try:
+            passage = passage_of(tensor)
+            passage.depart()
+        except Exception as error:
+            reduction.fail(error)
+            return reduction
+        with self._lock:
+            # A tensor that is on the host already must not overtake one that is still being copied:
+            # ops are matched by their order, which must be the same on all ranks.
+            if passage.immediate and not self._departing:
+                self._submit(reduction, passage)
+            else:
+                self._departing += 1
+                self._departures.put((reduction, passage))
+        return reduction
+
+    def close(self, linger_s: float | None = None) -> None:
+        """Close the group, as ``Group.close`` does; what is in flight ends with an error."""
+        if os.getpid() != self._process:
+            return
+        try:
+            self.group.close(linger_s)
+        finally:
+            self._departures.put(None)
+            for thread in self._threads:
+                if thread is not threading.current_thread():
+                    thread.join()
+            _open_reducers.discard(self)
+
+    def _submit(self, reduction: Reduction, passage: Passage) -> None:
+        try:
+            work = self.group.allreduce(passage.arrive().reshape(-1), reduction.key)
+        except Exception as error:
+            reduction.fail(error)
+        else:
+            self._arrivals.put((reduction, passage, work))
+
+    def _submit_departed(self) -> None:
+        while (departure := self._departures.get()) is not None:
+            reduction, passage = departure
+            with suppress(Exception):  # comes again under the lock, which must not be held while it blocks
+                passage.arrive()
+            with self._lock:
+                self._departing -= 1
+                self._submit(reduction, passage)
+        self._arrivals.put(None)
+
+    def _complete_ended(self) -> None:
+        """In order of submission: DDP waits for them in that order too."""
+        while (arrival := self._arrivals.get()) is not None:
+            reduction, passage, work = arrival
+            try:
+                report = reduction.report = work.wait()
+                if report.status == "behind":
+                    raise BehindError(
+                        f"{report}; window_ops={self.group.config.window_ops} is the most it may be behind. "
+                        "Its parameters are out of date: restart it from a checkpoint, or with its group"
+                    )
+                with passage.go_back():
+                    if self._listener is not None:
+                        self._listener(report)
+                    reduction.complete()
+            except Exception as error:
+                reduction.fail(error)
+
+
+_open_reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """The threads must have ended when the interpreter does: one that wakes later takes the process down."""
+    raised = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    for reducer in list(_open_reducers):
+        reducer.close(0.0 if raised else min(EXIT_LINGER_S, reducer.group.config.deadline_s))

@@ -1,0 +1,44 @@
+"""What a process group tells us before the first op: its store, who speaks for it, whether we are wanted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from importlib import metadata
+
+import torch.distributed as dist
+
+from tailcut.config import Config
+from tailcut.errors import ConfigError
+from tailcut.group import Group
+from tailcut.store import Store
+
+_names: Counter[str] = Counter()
+_announced: set[str] = set()
+
+
+def disabled() -> bool:
+    """``TAILCUT_DISABLE=1``: everything goes through Gloo, as if tailcut were not there."""
+    text = os.environ.get("TAILCUT_DISABLE", "0")
+    if text.lower() not in ("", "0", "1", "true", "false"):
+        raise ConfigError(f"TAILCUT_DISABLE={text!r} is neither 0 nor 1")
+    return text.lower() in ("1", "true")
+
+
+def open_group(store: Store, name: str, rank: int, world_size: int, config: Config) -> Group:
+    """Open the tailcut group of a process group; the calls of one name are numbered, alike on all ranks."""
+    # After an elastic restart the store is the same, and so are the names of its groups.
+    life = f"{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    _names[life] += 1
+    return Group(rank, world_size, store, config, name=f"{life}/{_names[life]}")
+
+
+def announce(group: Group, what: str) -> None:
+    """Say once, on rank 0, what will be done."""
+    if dist.get_rank() != 0:
+        return
+    text = f"tailcut {metadata.version('tailcut')}: {what}; {group.describe()}"
+    if text not in _announced:
+        _announced.add(text)
+        print(text, file=sys.stderr, flush=True)

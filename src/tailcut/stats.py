@@ -1,0 +1,52 @@
+"""Totals of a group: what its ops and its network have cost so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+
+@dataclass
+class Stats:
+    """Totals since the group opened."""
+
+    ops: int = 0
+    deadline_ops: int = 0
+    """Ops that the deadline ended."""
+    lossy_ops: int = 0
+    """Ops with zeros in the result because a mean did not come or was EMPTY."""
+    behind_ops: int = 0
+    lost_coordinates: int = 0
+    coordinates: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    sent_packets: int = 0
+    received_packets: int = 0
+    late_gather_packets: int = 0
+    """Means that came after their op had ended: not lost, but not in the result."""
+    dropped_history: int = 0
+    """Means given up before a late peer had fetched them: the window or the pool was too small."""
+    forfeited_shards: int = 0
+    """Shards of ops not entered yet that this rank gave up serving, because the pool was too small."""
+    contributing: bool = True
+    """False after this rank was too far behind, until ``resynced()``."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Datagrams dropped, by reason (docs/wire-format.md)."""
+    blocked_sends: int = 0
+    failed_sends: int = 0
+    pool_used_bytes: int = 0
+    memory_bytes: int = 0
+    rtt_s: tuple[float, ...] = ()
+    """Last smoothed round-trip time to each rank, 0 while unknown."""
+
+    def counts(self) -> dict[str, int]:
+        """What only ever grows, and so adds up over the runs of one training."""
+        return {name: value for name, value in vars(self).items() if name not in _NOT_COUNTS}
+
+    def plus(self, counts: Mapping[str, int]) -> Stats:
+        """These totals and the counts of earlier runs; a count this version does not know is left out."""
+        known = self.counts()
+        return replace(self, **{name: known[name] + counts.get(name, 0) for name in known})
+
+
+_NOT_COUNTS = ("contributing", "rejected", "pool_used_bytes", "memory_bytes", "rtt_s")
