@@ -11,17 +11,18 @@ from types import TracebackType
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from tailcut.config import Config
 from tailcut.errors import ConfigError
-from tailcut.group import Group, Stats
+from tailcut.group import Group
 from tailcut.pytorch.reducer import Reducer
 from tailcut.pytorch.resync import copy_from
 from tailcut.pytorch.staging import DTYPES
-from tailcut.pytorch.startup import announce, disabled, open_group
+from tailcut.pytorch.startup import announce, disabled, open_group, store_of
 from tailcut.report import Report
+from tailcut.stats import Stats
 
 STEPS_IN_WINDOW = 4
 """How many steps of buckets the window holds at least: a rank may be late by a backward pass or two."""
@@ -49,7 +50,7 @@ def attach(
     config = replace(config, window_ops=max(config.window_ops, STEPS_IN_WINDOW * ops_per_step))
     process_group = ddp.process_group
     group = open_group(
-        dist.distributed_c10d._get_process_group_store(process_group),
+        store_of(process_group),
         f"attach/{process_group.group_name}",
         process_group.rank(),
         process_group.size(),
@@ -158,7 +159,7 @@ class Attachment:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-def average_bucket(attachment: Attachment, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def average_bucket(attachment: Attachment, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """DDP's hook. Returns at once; the future holds the mean, already in the bucket."""
     assert attachment._reducer is not None
     # Buckets are rebuilt after the first step, so an index would mean another bucket then.
@@ -192,7 +193,7 @@ def _ops_per_step(ddp: DistributedDataParallel) -> int:
     parameters = [p for p in ddp.module.parameters() if p.requires_grad]
     gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
     dtypes = len({p.dtype for p in parameters})
-    return min(len(parameters), gradient_bytes // ddp.bucket_bytes_cap + dtypes + 1)
+    return min(len(parameters), gradient_bytes // int(ddp.bucket_bytes_cap) + dtypes + 1)
 
 
 def _warn_of_what_blocks(ddp: DistributedDataParallel) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from importlib import metadata
+from typing import cast
 
 import torch.distributed as dist
 
@@ -24,6 +25,11 @@ def disabled() -> bool:
     if text.lower() not in ("", "0", "1", "true", "false"):
         raise ConfigError(f"TAILCUT_DISABLE={text!r} is neither 0 nor 1")
     return text.lower() in ("1", "true")
+
+
+def store_of(process_group: dist.ProcessGroup) -> Store:
+    """The store that the ranks of a process group share."""
+    return cast(Store, dist.distributed_c10d._get_process_group_store(process_group))
 
 
 def open_group(store: Store, name: str, rank: int, world_size: int, config: Config) -> Group:
