@@ -1,5 +1,6 @@
 """Gradient synchronization that ends by its deadline, over ordinary networks."""
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from tailcut.config import Config
@@ -39,10 +40,8 @@ def __getattr__(name: str) -> Any:
     """The PyTorch names, when they are first used: tailcut itself does not need torch."""
     if name not in ("Attachment", "attach"):
         raise AttributeError(f"module 'tailcut' has no attribute {name!r}")
-    try:
-        import torch as _  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"tailcut.{name} needs torch: pip install tailcut[torch]") from error
+    if find_spec("torch") is None:
+        raise ImportError(f"tailcut.{name} needs torch: pip install tailcut[torch]")
     from tailcut.pytorch import attach as module
 
     return getattr(module, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass
@@ -45,8 +46,8 @@ class Stats:
 
     def plus(self, counts: Mapping[str, int]) -> Stats:
         """These totals and the counts of earlier runs; a count this version does not know is left out."""
-        known = self.counts()
-        return replace(self, **{name: known[name] + counts.get(name, 0) for name in known})
+        sums: dict[str, Any] = {name: count + counts.get(name, 0) for name, count in self.counts().items()}
+        return replace(self, **sums)
 
 
 _NOT_COUNTS = ("contributing", "rejected", "pool_used_bytes", "memory_bytes", "rtt_s")

@@ -190,7 +190,7 @@ def _check_gradients(ddp: DistributedDataParallel) -> None:
 
 def _ops_per_step(ddp: DistributedDataParallel) -> int:
     """At most so many buckets: a bucket is closed when it reaches its cap, one may be open for each dtype."""
-    parameters = [p for p in ddp.module.parameters() if p.requires_grad]
+    parameters: list[torch.nn.Parameter] = [p for p in ddp.module.parameters() if p.requires_grad]
     gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
     dtypes = len({p.dtype for p in parameters})
     return min(len(parameters), gradient_bytes // int(ddp.bucket_bytes_cap) + dtypes + 1)

@@ -140,7 +140,7 @@ class CudaStreams:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._side = torch.cuda.Stream(device)
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @classmethod
     def of(cls, device: torch.device) -> CudaStreams:
@@ -157,7 +157,7 @@ class CudaStreams:
             # A cross-dtype copy to the host would block: convert on the device first.
             host.copy_(source.to(torch.float32), non_blocking=True)
             source.record_stream(self._side)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._side)
         return event
 
