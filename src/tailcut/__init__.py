@@ -1,18 +1,18 @@
 """Gradient synchronization that ends by its deadline, over ordinary networks."""
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from tailcut.config import Config
-from tailcut.errors import BehindError, ClosedError, ConfigError, PeerError, TailcutError
-from tailcut.group import Group, Work
-from tailcut.report import Report
-from tailcut.simulation import Freeze, Partition, Scenario, Simulation, simulate
-from tailcut.stats import Stats
-from tailcut.store import FileStore
-
 if TYPE_CHECKING:
+    from tailcut.config import Config
+    from tailcut.errors import BehindError, ClosedError, ConfigError, PeerError, TailcutError
+    from tailcut.group import Group, Work
     from tailcut.pytorch.attach import Attachment, attach
+    from tailcut.report import Report
+    from tailcut.simulation import Freeze, Partition, Scenario, Simulation, simulate
+    from tailcut.stats import Stats
+    from tailcut.store import FileStore
 
 __all__ = [
     "Attachment",
@@ -35,13 +35,42 @@ __all__ = [
     "simulate",
 ]
 
+_HOMES = {
+    "config": ("Config",),
+    "errors": (
+        "BehindError",
+        "ClosedError",
+        "ConfigError",
+        "PeerError",
+        "TailcutError",
+    ),
+    "group": (
+        "Group",
+        "Work",
+    ),
+    "pytorch.attach": (
+        "Attachment",
+        "attach",
+    ),
+    "report": ("Report",),
+    "simulation": (
+        "Freeze",
+        "Partition",
+        "Scenario",
+        "Simulation",
+        "simulate",
+    ),
+    "stats": ("Stats",),
+    "store": ("FileStore",),
+}
+
 
 def __getattr__(name: str) -> Any:
-    """The PyTorch names, when they are first used: tailcut itself does not need torch."""
-    if name not in ("Attachment", "attach"):
+    """Load a name when it is first used: torch imports tailcut for its backend, and most need no more."""
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'tailcut' has no attribute {name!r}")
-    if find_spec("torch") is None:
+    if home.startswith("pytorch") and find_spec("torch") is None:
         raise ImportError(f"tailcut.{name} needs torch: pip install tailcut[torch]")
-    from tailcut.pytorch import attach as module
-
-    return getattr(module, name)
+    value = globals()[name] = getattr(import_module(f"tailcut.{home}"), name)
+    return value

@@ -76,6 +76,13 @@ class Config:
     socket_ifname: str = _setting("socket_ifname", str, _gloo_interface)
     """Interface to use; empty tries all and takes what answers. Default: that of ``GLOO_SOCKET_IFNAME``."""
 
+    bound_from_bytes: int = _setting("bound_from_bytes", int, 1 << 16)
+    """As a backend: smaller tensors are reduced by Gloo, exactly. Lower: more is bounded. Agreed."""
+
+    bound_sums: bool = _setting("bound_sums", _flag, False)
+    """As a backend: bound SUM like AVG, for DDP without ``attach``. Leave it off for groups that sum counts.
+    Agreed."""
+
     rendezvous_s: float = _setting("rendezvous_s", float, 60.0)
     """How long opening a group waits for the other ranks."""
 
@@ -102,10 +109,13 @@ class Config:
                 ipaddress.IPv4Address(self.address)
             except ValueError:
                 raise ConfigError(f"address={self.address!r} is not an IPv4 address") from None
+        if self.bound_from_bytes < 0:
+            raise ConfigError(f"bound_from_bytes={self.bound_from_bytes} must not be negative")
         if not self.rendezvous_s > 0:
             raise ConfigError(f"rendezvous_s={self.rendezvous_s} must be above 0")
 
     @property
     def agreed(self) -> dict[str, int]:
         """What every rank of a group must have alike."""
-        return {"window_ops": self.window_ops, "lanes": self.lanes, "seed": self.seed}
+        names = ("window_ops", "lanes", "seed", "bound_from_bytes", "bound_sums")
+        return {name: getattr(self, name) for name in names}

@@ -22,7 +22,7 @@ from tailcut import _native
 from tailcut.config import Config
 from tailcut.errors import ClosedError, ConfigError, TailcutError
 from tailcut.policy.deadline import fixed_bounds
-from tailcut.rendezvous import Roster, bind_address, make_card, meet
+from tailcut.rendezvous import Roster, bind_address, local_address, make_card, meet
 from tailcut.report import Report, outcome_of
 from tailcut.stats import Stats
 from tailcut.store import Store
@@ -111,6 +111,7 @@ class Group:
         window_bytes = _native.credit_window_bytes(buffer_bytes, self.world_size)
         card = make_card(config, lanes, window_bytes)
         roster = meet(store, name, self.rank, self.world_size, card, lanes, config)
+        self.local_address = local_address(roster, self.rank)
         self._description = _describe(config, roster, self.rank, buffer_bytes)
         for index, lane in enumerate(lanes):
             self._start(lane, index, roster, window_bytes)

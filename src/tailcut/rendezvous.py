@@ -21,6 +21,7 @@ from tailcut.addresses import (
     host_identity,
     interfaces,
     is_loopback,
+    local_address_towards,
     path_mtu_bytes,
 )
 from tailcut.config import Config
@@ -82,6 +83,13 @@ def make_card(config: Config, lanes: Sequence[_native.UdpLane], window_bytes: in
         agreed=config.agreed,
         instance=os.urandom(16).hex(),
     )
+
+
+def local_address(roster: Roster, rank: int) -> str:
+    """The address at which every peer reaches this rank: that on the way to a remote one, if any is."""
+    here = roster.cards[rank].host
+    remote = [r.address for r, c in zip(roster.routes, roster.cards, strict=True) if c.host != here]
+    return (local_address_towards(remote[0]) if remote else None) or LOOPBACK
 
 
 def meet(

@@ -1,1 +1,39 @@
-"""Adapters to PyTorch: the only part of tailcut that imports torch."""
+"""Adapters to PyTorch: the only part of tailcut that imports torch.
+
+Importing it makes the backend name "tailcut" known. torch does that by itself: through an entry point at the
+end of ``import torch`` (2.5 to 2.13), or when the name is first used (from 2.14). Nothing heavy happens here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch.distributed as dist
+
+NAME = "tailcut"
+
+
+def register() -> None:
+    """Make the backend known to torch.distributed."""
+    if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def autoload() -> None:
+    """The entry point at the end of ``import torch``, which must not fail because of us."""
+    try:
+        register()
+    except Exception as error:
+        warnings.warn(
+            f"the backend 'tailcut' could not be registered: {error!r}", RuntimeWarning, stacklevel=2
+        )
+
+
+def _create(options: Any, group_options: Any) -> Any:
+    from tailcut.pytorch.creation import create
+
+    return create(options, group_options)
+
+
+autoload()

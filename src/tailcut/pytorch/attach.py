@@ -62,8 +62,8 @@ def attach(
     except BaseException:
         attachment.close()
         raise
-    announce(group, f"gradients of {type(ddp.module).__name__}, at most {ops_per_step} buckets a step")
     if process_group.rank() == 0:
+        announce(group, f"gradients of {type(ddp.module).__name__}, at most {ops_per_step} buckets a step")
         _warn_of_what_blocks(ddp)
     return attachment
 

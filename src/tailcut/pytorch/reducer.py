@@ -33,9 +33,10 @@ Future = torch.futures.Future[Any]
 class Reduction:
     """One tensor on its way. ``future`` completes with the tensor, or raises what went wrong."""
 
-    def __init__(self, tensor: torch.Tensor, key: Hashable) -> None:
+    def __init__(self, tensor: torch.Tensor, key: Hashable, scale: float) -> None:
         self.tensor = tensor
         self.key = key
+        self.scale = scale
         self.report: Report | None = None
         self.error: Exception | None = None
         self._done = torch.futures.Future[Any](devices=[tensor.device] if tensor.is_cuda else None)
@@ -75,9 +76,12 @@ class Reducer:
             thread.start()
         _open_reducers.add(self)
 
-    def average(self, tensor: torch.Tensor, key: Hashable = None) -> Reduction:
-        """Start averaging ``tensor`` over the ranks, in place; returns at once. Errors are in the future."""
-        reduction = Reduction(tensor, key)
+    def average(self, tensor: torch.Tensor, key: Hashable = None, scale: float = 1) -> Reduction:
+        """Start averaging ``tensor`` over the ranks, in place; returns at once. Errors are in the future.
+
+        The result is ``scale`` times the mean.
+        """
+        reduction = Reduction(tensor, key, scale)
         try:
             passage = passage_of(tensor)
             passage.depart()
@@ -137,6 +141,8 @@ class Reducer:
                         "Its parameters are out of date: restart it from a checkpoint, or with its group"
                     )
                 with passage.go_back():
+                    if reduction.scale != 1:
+                        reduction.tensor.detach().mul_(reduction.scale)
                     if self._listener is not None:
                         self._listener(report)
                     reduction.complete()

@@ -41,10 +41,8 @@ def open_group(store: Store, name: str, rank: int, world_size: int, config: Conf
 
 
 def announce(group: Group, what: str) -> None:
-    """Say once, on rank 0, what will be done."""
-    if dist.get_rank() != 0:
-        return
-    text = f"tailcut {metadata.version('tailcut')}: {what}; {group.describe()}"
-    if text not in _announced:
-        _announced.add(text)
-        print(text, file=sys.stderr, flush=True)
+    """Say what will be done, once for each configuration; the callers let rank 0 speak."""
+    configuration = group.describe()
+    if configuration not in _announced:
+        _announced.add(configuration)
+        print(f"tailcut {metadata.version('tailcut')}: {what}; {configuration}", file=sys.stderr, flush=True)

@@ -1,0 +1,100 @@
+"""The backend for torch 2.14 and later: a Python subclass of Backend, which stands beside those of other
+devices in one process group (``cpu:tailcut,cuda:nccl``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Backend
+from torch.distributed import ProcessGroupGloo
+
+from tailcut.pytorch.bounded import Bounded
+
+DELEGATED = (
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "_allgather_base",
+    "allreduce_coalesced",
+    "allreduce_sparse",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "gather_into_tensor",
+    "gather_single",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "_reduce_scatter_base",
+    "scatter",
+    "send",
+    "set_timeout",
+)
+
+_alive: set[TailcutBackend] = set()
+"""torch holds the C++ half only."""
+
+
+def _delegate(name: str) -> Callable[..., Any]:
+    def call(self: TailcutBackend, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._gloo, name)(*args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+class TailcutBackend(Backend):
+    """Bounded reductions go to tailcut, all else to Gloo."""
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
+    _supports_time_estimate = False
+
+    def __init__(self, store: Any, rank: int, size: int, gloo: Any, bounded: Bounded, options: Any) -> None:
+        super().__init__(rank, size)
+        self._gloo = gloo
+        self._bounded = bounded
+        self._options = Backend.Options("tailcut", timeout=options.timeout)
+        self._options.global_ranks_in_group = options.global_ranks_in_group
+        self._options.group_name = options.group_id
+        _alive.add(self)
+
+    @property
+    def options(self) -> Any:
+        return self._options
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Any:
+        bounded = self._bounded.reduce(tensors, opts.reduceOp)
+        return self._gloo.allreduce(tensors, opts) if bounded is None else bounded
+
+    def shutdown(self) -> None:
+        self._bounded.close()
+        self._gloo.shutdown()
+        _alive.discard(self)
+
+    def abort(self) -> None:
+        self._bounded.close(linger_s=0.0)
+        self._gloo.abort()
+        _alive.discard(self)
+
+    def getBackendName(self) -> str:  # noqa: N802, torch's name
+        return "tailcut"
+
+
+for _name in DELEGATED:
+    if hasattr(ProcessGroupGloo, _name):
+        setattr(TailcutBackend, _name, _delegate(_name))

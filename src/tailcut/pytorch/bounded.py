@@ -1,0 +1,83 @@
+"""The two halves of a process group: an inner Gloo for what must be exact, a tailcut group for what may be
+bounded. Owns the decision which is which: a pure function of what all ranks see alike, because each half
+matches its ops by their order. Knows nothing of torch's two adapter classes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Work
+
+from tailcut.config import Config
+from tailcut.group import Group
+from tailcut.pytorch.reducer import Future, Reducer, Reduction
+from tailcut.pytorch.staging import DTYPES
+
+
+class BoundedWork(Work):
+    """One bounded reduction, as torch.distributed wants to see it."""
+
+    def __init__(self, reduction: Reduction) -> None:
+        super().__init__()
+        self._reduction = reduction
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Ends by the deadline of the op, whatever the timeout of the process group."""
+        self._reduction.future.wait()
+        return True
+
+    def get_future(self) -> Future:
+        return self._reduction.future
+
+    def is_completed(self) -> bool:
+        return self._reduction.future.done()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._reduction.error is None
+
+    def exception(self) -> Exception | None:
+        return self._reduction.error
+
+    def result(self) -> list[torch.Tensor]:
+        return [self._reduction.tensor]
+
+    def synchronize(self) -> None:
+        self.wait()
+
+
+class Bounded:
+    """What goes through tailcut."""
+
+    def __init__(self, group: Group) -> None:
+        self._reducer = Reducer(group)
+        # torch before 2.7 may drop a work that is still in flight.
+        self._recent: deque[BoundedWork] = deque(maxlen=64)
+
+    @property
+    def group(self) -> Group:
+        return self._reducer.group
+
+    def reduce(self, tensors: list[torch.Tensor], reduce_op: Any) -> BoundedWork | None:
+        """The reduction under way, or None if it is one for Gloo."""
+        if len(tensors) != 1 or not is_bounded(tensors[0], reduce_op, self.group.config):
+            return None
+        scale = self.group.world_size if reduce_op == dist.ReduceOp.SUM else 1
+        work = BoundedWork(self._reducer.average(tensors[0], scale=scale))
+        self._recent.append(work)
+        return work
+
+    def close(self, linger_s: float | None = None) -> None:
+        self._reducer.close(linger_s)
+
+
+def is_bounded(tensor: torch.Tensor, reduce_op: Any, config: Config) -> bool:
+    """Means of large floating-point tensors; sums of them only where the group opts in."""
+    if reduce_op != dist.ReduceOp.AVG and not (config.bound_sums and reduce_op == dist.ReduceOp.SUM):
+        return False
+    large = tensor.numel() * tensor.element_size() >= config.bound_from_bytes
+    return large and tensor.dtype in DTYPES and tensor.layout == torch.strided

@@ -1,0 +1,52 @@
+"""How torch.distributed gets a process group of the backend "tailcut": one engine, one of two adapters."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import ProcessGroupGloo
+
+from tailcut.config import Config
+from tailcut.errors import ConfigError
+from tailcut.pytorch.bounded import Bounded
+from tailcut.pytorch.startup import announce, disabled, open_group
+
+
+def create(options: Any, group_options: Any) -> Any:
+    """Called by torch. ``group_options`` is what the user passed as ``pg_options``: a Config, or nothing."""
+    if group_options is not None and not isinstance(group_options, Config):
+        raise ConfigError(f"pg_options takes a tailcut.Config, not {type(group_options).__name__}")
+    store, rank, size = options.store, options.group_rank, options.group_size
+    if disabled():
+        return ProcessGroupGloo(store, rank, size, timeout=options.timeout)
+    group = open_group(store, "backend", rank, size, group_options or Config())
+    try:
+        gloo = inner_gloo(store, rank, size, options.timeout, group.local_address)
+        if (options.global_ranks_in_group or range(size))[rank] == 0:
+            announce(group, f"process group {options.group_id or 'default'}")
+        return _adapter()(store, rank, size, gloo, Bounded(group), options)
+    except BaseException:
+        group.close(linger_s=0.0)
+        raise
+
+
+def inner_gloo(store: Any, rank: int, size: int, timeout: timedelta, address: str) -> ProcessGroupGloo:
+    """Gloo on the address that tailcut found: by itself it takes the host name, on Debian often 127.0.1.1."""
+    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = timeout
+    return ProcessGroupGloo(PrefixStore("gloo", store), rank, size, options)
+
+
+def _adapter() -> Any:
+    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if release >= (2, 14):
+        from tailcut.pytorch.backend import TailcutBackend
+
+        return TailcutBackend
+    from tailcut.pytorch.process_group import TailcutProcessGroup
+
+    return TailcutProcessGroup

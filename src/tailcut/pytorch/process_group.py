@@ -1,0 +1,97 @@
+"""The backend for torch 2.4 to 2.13: a Python subclass of ProcessGroup, which replaces the whole group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import ProcessGroup, ProcessGroupGloo
+
+from tailcut.pytorch.bounded import Bounded
+
+DELEGATED = (
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "_allgather_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "gather",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "_reduce_scatter_base",
+    "scatter",
+    "send",
+    "set_timeout",
+    "_end_coalescing",
+    "_get_backend",
+    "_get_sequence_number_for_group",
+    "_set_sequence_number_for_group",
+    "_start_coalescing",
+)
+"""Every collective, under each of its names: one that is left to the base class calls C++ with the GIL held
+and hangs against Gloo's threads."""
+
+
+def _delegate(name: str) -> Callable[..., Any]:
+    def call(self: TailcutProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+class TailcutProcessGroup(ProcessGroup):
+    """Bounded reductions go to tailcut, all else to a process group of Gloo."""
+
+    def __init__(
+        self, store: Any, rank: int, size: int, gloo: ProcessGroupGloo, bounded: Bounded, options: Any
+    ) -> None:
+        try:
+            super().__init__(store, rank, size)
+        except TypeError:  # older torch
+            super().__init__(rank, size)  # type: ignore[call-arg]
+        self._bounded = bounded
+        self._inner = ProcessGroup(PrefixStore("inner", store), rank, size)
+        for group in (self, self._inner):  # in ours it only carries the name and the device types
+            group._set_default_backend(ProcessGroup.BackendType.GLOO)
+            for device in ("cpu", "cuda"):
+                group._register_backend(torch.device(device), ProcessGroup.BackendType.GLOO, gloo)
+
+    def allreduce(self, tensors: Any, opts: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
+        op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+        work = self._bounded.reduce([tensors] if torch.is_tensor(tensors) else tensors, op)
+        if work is not None:
+            return work
+        return self._inner.allreduce(tensors, *(() if opts is None else (opts,)), **kwargs)
+
+    def shutdown(self) -> None:
+        self._bounded.close()
+        self._inner.shutdown()
+
+    def abort(self) -> None:
+        self._bounded.close(linger_s=0.0)
+        self._inner.abort()
+
+    def getBackendName(self) -> str:  # noqa: N802, torch's name
+        return "tailcut"
+
+
+for _name in DELEGATED:
+    if hasattr(ProcessGroup, _name):
+        setattr(TailcutProcessGroup, _name, _delegate(_name))
