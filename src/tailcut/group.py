@@ -111,6 +111,7 @@ class Group:
         window_bytes = _native.credit_window_bytes(buffer_bytes, self.world_size)
         card = make_card(config, lanes, window_bytes)
         roster = meet(store, name, self.rank, self.world_size, card, lanes, config)
+        self.tag = roster.tag
         self.local_address = local_address(roster, self.rank)
         self._description = _describe(config, roster, self.rank, buffer_bytes)
         for index, lane in enumerate(lanes):

@@ -7,9 +7,12 @@ end of ``import torch`` (2.5 to 2.13), or when the name is first used (from 2.14
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from tailcut.stats import Stats
 
 NAME = "tailcut"
 
@@ -28,6 +31,13 @@ def autoload() -> None:
         warnings.warn(
             f"the backend 'tailcut' could not be registered: {error!r}", RuntimeWarning, stacklevel=2
         )
+
+
+def stats_of(process_group: dist.ProcessGroup | None = None) -> Stats:
+    """What a process group of this backend has cost so far; the default one if none is given."""
+    from tailcut.pytorch.creation import bounded_part
+
+    return bounded_part(process_group or dist.distributed_c10d._get_default_group()).group.stats()
 
 
 def _create(options: Any, group_options: Any) -> Any:

@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroupGloo
 
 from tailcut.config import Config
 from tailcut.errors import ConfigError
+from tailcut.group import Group
 from tailcut.pytorch.bounded import Bounded
 from tailcut.pytorch.startup import announce, disabled, open_group
 
@@ -24,7 +25,7 @@ def create(options: Any, group_options: Any) -> Any:
         return ProcessGroupGloo(store, rank, size, timeout=options.timeout)
     group = open_group(store, "backend", rank, size, group_options or Config())
     try:
-        gloo = inner_gloo(store, rank, size, options.timeout, group.local_address)
+        gloo = inner_gloo(group, store, options.timeout)
         if (options.global_ranks_in_group or range(size))[rank] == 0:
             announce(group, f"process group {options.group_id or 'default'}")
         return _adapter()(store, rank, size, gloo, Bounded(group), options)
@@ -33,12 +34,24 @@ def create(options: Any, group_options: Any) -> Any:
         raise
 
 
-def inner_gloo(store: Any, rank: int, size: int, timeout: timedelta, address: str) -> ProcessGroupGloo:
-    """Gloo on the address that tailcut found: by itself it takes the host name, on Debian often 127.0.1.1."""
+def bounded_part(process_group: Any) -> Bounded:
+    """The tailcut half of a process group."""
+    for holder in (lambda: process_group, lambda: process_group._get_backend(torch.device("cpu"))):
+        if isinstance(part := getattr(holder(), "_bounded", None), Bounded):
+            return part
+    raise ConfigError("this process group does not go through tailcut; is its backend 'tailcut'?")
+
+
+def inner_gloo(group: Group, store: Any, timeout: timedelta) -> ProcessGroupGloo:
+    """Gloo, on the address and under the tag that tailcut has agreed on.
+
+    By itself it takes the host name, on Debian often 127.0.1.1, and believes what an earlier life has left.
+    """
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+    options._devices = [ProcessGroupGloo.create_device(hostname=group.local_address)]
     options._timeout = timeout
-    return ProcessGroupGloo(PrefixStore("gloo", store), rank, size, options)
+    own_store = PrefixStore(f"gloo/{group.tag:016x}", store)
+    return ProcessGroupGloo(own_store, group.rank, group.world_size, options)
 
 
 def _adapter() -> Any:

@@ -1,0 +1,140 @@
+"""Training scripts in real processes: under torchrun, or each rank started by hand where one is to die.
+
+Scripts live in tests/training. Everything started here is gone when its call or its context ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+TORCHRUN = Path(sys.executable).with_name("torchrun")
+LIMIT_S = 120
+"""Only a hang takes longer."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a torchrun left behind."""
+
+    code: int
+    results: list[dict[str, Any]]
+    """Of each rank: what its script gave to ``report``, nothing if it did not come so far."""
+    err: str
+
+
+def torchrun(
+    ranks: int,
+    script: str,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    launcher: tuple[str, ...] = (),
+) -> Run:
+    """Run tests/training/``script`` on ``ranks`` ranks in a directory of its own."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [str(TORCHRUN), "--standalone", f"--nproc-per-node={ranks}", *launcher, "-m"]
+        with _started(
+            [*command, f"tests.training.{script}", *arguments], directory, env or {}, subprocess.DEVNULL
+        ) as process:
+            _, err = process.communicate(timeout=LIMIT_S)
+        files = [Path(directory, f"{rank}.json") for rank in range(ranks)]
+        results = [json.loads(file.read_text()) if file.exists() else {} for file in files]
+        return Run(process.returncode, results, err)
+
+
+class Worker:
+    """One rank in a process of its own. Speaks and listens in lines of JSON."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def hear(self) -> Any:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            raise EOFError(f"the worker ended with {self._process.wait()}:\n{self.end()[1]}")
+        return json.loads(line)
+
+    def say(self, word: str) -> None:
+        assert self._process.stdin
+        print(word, file=self._process.stdin, flush=True)
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the exit code and what it wrote to stderr."""
+        _, err = self._process.communicate(timeout=LIMIT_S)
+        return self._process.returncode, err
+
+
+@contextlib.contextmanager
+def workers(
+    directory: Path, ranks: int, script: str, *arguments: str, env: dict[str, str] | None = None
+) -> Iterator[list[Worker]]:
+    """``ranks`` ranks without torchrun, which would end them all when one dies."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            Worker(
+                stack.enter_context(
+                    _started(
+                        [sys.executable, "-m", f"tests.training.{script}", *arguments],
+                        str(directory),
+                        {"RANK": str(rank), "WORLD_SIZE": str(ranks), **(env or {})},
+                        subprocess.PIPE,
+                    )
+                )
+            )
+            for rank in range(ranks)
+        ]
+
+
+@contextlib.contextmanager
+def _started(
+    command: list[str], directory: str, env: dict[str, str], stdin: int
+) -> Iterator[subprocess.Popen[str]]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TAILCUT_")}
+    ours = {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": str(ROOT),
+        "ONEDNN_MAX_CPU_ISA": "AVX2",  # torch's bfloat16 kernels die of AMX where a hypervisor hides it
+    }
+    process = subprocess.Popen(
+        command,
+        cwd=directory,
+        env=inherited | ours | env,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        # torchrun gives its workers sessions of their own, and leaves them alone only when it is killed.
+        if process.poll() is None:
+            for child in _descendants(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+        process.communicate()
+
+
+def _descendants(process: int) -> list[int]:
+    found = [process]
+    for parent in found:  # grows while it is walked
+        with contextlib.suppress(FileNotFoundError):
+            for thread in Path(f"/proc/{parent}/task").iterdir():
+                found += map(int, (thread / "children").read_text().split())
+    return found
