@@ -21,10 +21,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test bench lint sanitize format stub clean
+.PHONY: help setup demo test test-latest-torch bench lint sanitize format stub clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-18s %s\n", $$1, $$2 }'
 
 setup: $(STAMPS)/dev $(STAMPS)/package ## everything for development, in .venv
 
@@ -33,6 +33,15 @@ demo: $(STAMPS)/package ## build tailcut and run its demo (numpy only)
 
 test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run the tests
 	@$(VENV)/bin/python -m pytest
+
+# torch 2.14 and later take another adapter than the pinned torch. Gigabytes, so it is not a part of `make test`.
+LATEST := .venv-latest
+test-latest-torch: ## run the PyTorch tests with the newest torch (downloads gigabytes)
+	@test -x $(LATEST)/bin/python || $(PYTHON) -m venv $(LATEST)
+	@$(LATEST)/bin/python -m pip install -qq --upgrade torch numpy pytest
+	@$(LATEST)/bin/python -m pip install -qq --force-reinstall --no-deps .
+	@$(LATEST)/bin/python -c "import torch; print('==> torch', torch.__version__)"
+	@$(LATEST)/bin/python -m pytest tests/test_attach.py tests/test_backend.py tests/test_staging.py
 
 bench: $(STAMPS)/dev $(STAMPS)/package ## measure allreduce against Gloo
 	@$(VENV)/bin/tailcut bench allreduce --against gloo
@@ -82,7 +91,7 @@ $(VENV)/bin/cmake --build $(1) --target $(3) -- --quiet
 endef
 
 clean: ## remove everything that make made
-	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(LATEST) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The light set-up: what building and running tailcut needs.

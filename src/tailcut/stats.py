@@ -40,6 +40,17 @@ class Stats:
     rtt_s: tuple[float, ...] = ()
     """Last smoothed round-trip time to each rank, 0 while unknown."""
 
+    @property
+    def lost_frac(self) -> float:
+        """The share of all results that is zero because a mean did not come or was EMPTY."""
+        return self.lost_coordinates / self.coordinates if self.coordinates else 0.0
+
+    def __str__(self) -> str:
+        text = f"{self.ops} ops, {self.deadline_ops} ended by the deadline, "
+        text += f"{self.lost_frac:.2%} of the results lost; "
+        text += f"{_with_unit(self.sent_bytes)} sent, {_with_unit(self.received_bytes)} received"
+        return text if self.contributing else f"{text}; too far behind, contributes nothing until resynced"
+
     def counts(self) -> dict[str, int]:
         """What only ever grows, and so adds up over the runs of one training."""
         return {name: value for name, value in vars(self).items() if name not in _NOT_COUNTS}
@@ -51,3 +62,11 @@ class Stats:
 
 
 _NOT_COUNTS = ("contributing", "rejected", "pool_used_bytes", "memory_bytes", "rtt_s")
+
+
+def _with_unit(count_bytes: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count_bytes < 1000:
+            return f"{count_bytes:.3g} {unit}"
+        count_bytes /= 1000
+    return f"{count_bytes:.3g} GB"

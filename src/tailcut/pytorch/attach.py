@@ -7,6 +7,7 @@ Owns what a training script holds on to: figures, state, the end. Nothing of DDP
 import warnings
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -20,12 +21,15 @@ from tailcut.group import Group
 from tailcut.pytorch.reducer import Reducer
 from tailcut.pytorch.resync import copy_from
 from tailcut.pytorch.staging import DTYPES
-from tailcut.pytorch.startup import announce, disabled, open_group, store_of
+from tailcut.pytorch.startup import announce, disabled, open_group, store_of, sum_up
 from tailcut.report import Report
 from tailcut.stats import Stats
 
 STEPS_IN_WINDOW = 4
 """How many steps of buckets the window holds at least: a rank may be late by a backward pass or two."""
+
+POOLED_BUCKETS = 4
+"""How many of the largest bucket the pool holds at least: an op is served when twice its bucket fits."""
 
 
 def attach(
@@ -45,9 +49,7 @@ def attach(
     if disabled():
         return Attachment(ddp, None, optimizer)
     _check_gradients(ddp)
-    config = config or Config()
-    ops_per_step = _ops_per_step(ddp)
-    config = replace(config, window_ops=max(config.window_ops, STEPS_IN_WINDOW * ops_per_step))
+    config = _fitting(config or Config(), ddp)
     process_group = ddp.process_group
     group = open_group(
         store_of(process_group),
@@ -63,7 +65,7 @@ def attach(
         attachment.close()
         raise
     if process_group.rank() == 0:
-        announce(group, f"gradients of {type(ddp.module).__name__}, at most {ops_per_step} buckets a step")
+        announce(group, f"gradients of {type(ddp.module).__name__}")
         _warn_of_what_blocks(ddp)
     return attachment
 
@@ -79,7 +81,10 @@ class Attachment:
         self._earlier: dict[str, int] = {}
         self._warned: set[str] = set()
         self._names = {parameter: name for name, parameter in ddp.module.named_parameters()}
-        self._reducer = Reducer(group, self._listen) if group is not None else None
+        self._reducer: Reducer | None = None
+        if group is not None:
+            farewell = partial(sum_up, group) if group.rank == 0 else None
+            self._reducer = Reducer(group, self._listen, farewell)
         self.reports: deque[Report] = deque(maxlen=group.config.window_ops if group else 0)
         """Of the latest ops, in order; one op is one bucket."""
 
@@ -188,12 +193,19 @@ def _check_gradients(ddp: DistributedDataParallel) -> None:
         )
 
 
-def _ops_per_step(ddp: DistributedDataParallel) -> int:
-    """At most so many buckets: a bucket is closed when it reaches its cap, one may be open for each dtype."""
+def _fitting(config: Config, ddp: DistributedDataParallel) -> Config:
+    """The configuration with room for the steps and buckets of this model, whatever it says."""
     parameters: list[torch.nn.Parameter] = [p for p in ddp.module.parameters() if p.requires_grad]
+    # A bucket is closed when it reaches its cap; one may be open for each dtype, and the first is small.
+    cap_bytes = max(1, int(ddp.bucket_bytes_cap))  # 0 is allowed: a bucket for every parameter
     gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
-    dtypes = len({p.dtype for p in parameters})
-    return min(len(parameters), gradient_bytes // int(ddp.bucket_bytes_cap) + dtypes + 1)
+    buckets = min(len(parameters), gradient_bytes // cap_bytes + len({p.dtype for p in parameters}) + 1)
+    bucket_bytes = cap_bytes + max((4 * p.numel() for p in parameters), default=0)
+    return replace(
+        config,
+        window_ops=max(config.window_ops, STEPS_IN_WINDOW * buckets),
+        pool_bytes=max(config.pool_bytes, POOLED_BUCKETS * bucket_bytes),
+    )
 
 
 def _warn_of_what_blocks(ddp: DistributedDataParallel) -> None:

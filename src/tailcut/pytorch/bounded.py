@@ -6,6 +6,7 @@ matches its ops by their order. Knows nothing of torch's two adapter classes.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -53,8 +54,8 @@ class BoundedWork(Work):
 class Bounded:
     """What goes through tailcut."""
 
-    def __init__(self, group: Group) -> None:
-        self._reducer = Reducer(group)
+    def __init__(self, group: Group, farewell: Callable[[], None] | None = None) -> None:
+        self._reducer = Reducer(group, farewell=farewell)
         # torch before 2.7 may drop a work that is still in flight.
         self._recent: deque[BoundedWork] = deque(maxlen=64)
 

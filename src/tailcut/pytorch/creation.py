@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from tailcut.config import Config
 from tailcut.errors import ConfigError
 from tailcut.group import Group
 from tailcut.pytorch.bounded import Bounded
-from tailcut.pytorch.startup import announce, disabled, open_group
+from tailcut.pytorch.startup import announce, disabled, open_group, sum_up
 
 
 def create(options: Any, group_options: Any) -> Any:
@@ -26,9 +27,11 @@ def create(options: Any, group_options: Any) -> Any:
     group = open_group(store, "backend", rank, size, group_options or Config())
     try:
         gloo = inner_gloo(group, store, options.timeout)
+        farewell = None
         if (options.global_ranks_in_group or range(size))[rank] == 0:
             announce(group, f"process group {options.group_id or 'default'}")
-        return _adapter()(store, rank, size, gloo, Bounded(group), options)
+            farewell = partial(sum_up, group)
+        return _adapter()(store, rank, size, gloo, Bounded(group, farewell), options)
     except BaseException:
         group.close(linger_s=0.0)
         raise

@@ -60,11 +60,15 @@ class Reduction:
 class Reducer:
     """Averages tensors through a group that it owns from now on."""
 
-    def __init__(self, group: Group, listener: Listener | None = None) -> None:
+    def __init__(
+        self, group: Group, listener: Listener | None = None, farewell: Callable[[], None] | None = None
+    ) -> None:
         self.group = group
         self._listener = listener
+        self._farewell = farewell  # called once, when the group is closed
         self._process = os.getpid()
         self._lock = threading.Lock()
+        self._closed = False
         self._departing = 0  # reductions whose values are not on the host yet, in order of submission
         self._departures: queue.SimpleQueue[tuple[Reduction, Passage] | None] = queue.SimpleQueue()
         self._arrivals: queue.SimpleQueue[tuple[Reduction, Passage, Work] | None] = queue.SimpleQueue()
@@ -91,8 +95,8 @@ class Reducer:
         with self._lock:
             # A tensor that is on the host already must not overtake one that is still being copied:
             # ops are matched by their order, which must be the same on all ranks.
-            if passage.immediate and not self._departing:
-                self._submit(reduction, passage)
+            if self._closed or (passage.immediate and not self._departing):
+                self._submit(reduction, passage)  # when closed: fails, and nobody serves the queues any more
             else:
                 self._departing += 1
                 self._departures.put((reduction, passage))
@@ -105,11 +109,16 @@ class Reducer:
         try:
             self.group.close(linger_s)
         finally:
-            self._departures.put(None)
+            with self._lock:  # what was handed over before is in the queues, ahead of the end
+                self._closed = True
+                self._departures.put(None)
             for thread in self._threads:
                 if thread is not threading.current_thread():
                     thread.join()
             _open_reducers.discard(self)
+            farewell, self._farewell = self._farewell, None
+            if farewell is not None:
+                farewell()
 
     def _submit(self, reduction: Reduction, passage: Passage) -> None:
         try:

@@ -19,9 +19,8 @@ def copy_from(source: int, ddp: DistributedDataParallel, optimizer: torch.optim.
     root = dist.get_global_rank(group, source)
     tensors = [*ddp.module.parameters(), *ddp.module.buffers()]
     if optimizer is not None:
-        tensors += [
-            value for state in _states(optimizer) for value in state.values() if torch.is_tensor(value)
-        ]
+        holders = [*_states(optimizer), *optimizer.param_groups]  # a learning rate may be a tensor too
+        tensors += [value for held in holders for value in held.values() if torch.is_tensor(value)]
         _copy_plain_values(root, group, optimizer)
     with torch.no_grad():
         for tensor in tensors:

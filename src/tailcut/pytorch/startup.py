@@ -1,4 +1,4 @@
-"""What a process group tells us before the first op: its store, who speaks for it, whether we are wanted."""
+"""How a process group's tailcut group begins and ends: its store and name, and what rank 0 says of it."""
 
 from __future__ import annotations
 
@@ -46,3 +46,10 @@ def announce(group: Group, what: str) -> None:
     if configuration not in _announced:
         _announced.add(configuration)
         print(f"tailcut {metadata.version('tailcut')}: {what}; {configuration}", file=sys.stderr, flush=True)
+
+
+def sum_up(group: Group) -> None:
+    """Say at the end what it has cost."""
+    stats = group.stats()
+    if stats.ops:
+        print(f"tailcut: {stats}", file=sys.stderr, flush=True)
