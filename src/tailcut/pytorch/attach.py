@@ -62,7 +62,7 @@ def attach(
     try:
         ddp.register_comm_hook(attachment, average_bucket)
     except BaseException:
-        attachment.close()
+        attachment.close(linger_s=0.0)
         raise
     if process_group.rank() == 0:
         announce(group, f"gradients of {type(ddp.module).__name__}")

@@ -145,6 +145,8 @@ class Reducer:
             try:
                 report = reduction.report = work.wait()
                 if report.status == "behind":
+                    # Its next tensor is not the one that the others are at: leave before it is sent.
+                    self.group.close(linger_s=0.0)
                     raise BehindError(
                         f"{report}; window_ops={self.group.config.window_ops} is the most it may be behind. "
                         "Its parameters are out of date: restart it from a checkpoint, or with its group"
