@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 from tailcut import Config, FileStore, Group
+from tests.netns import LINKS, set_mtu
 from tests.oracle import rank_order_mean
 
 LIMIT_S = 60  # only a hang takes longer
@@ -225,51 +225,12 @@ def test_a_process_that_ends_in_any_way_does_not_hang_nor_hold_up_its_peer(
 # ---- network namespaces ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def two_hosts() -> Iterator[tuple[str, str]]:
-    """Two network namespaces joined by a veth pair, addresses 10.111.0.1 and .2; gone afterwards."""
-    if os.geteuid() != 0:
-        pytest.skip(
-            "NOT RUN: network namespaces need root; run the tests as root to cover path MTU and routes"
-        )
-    names = (f"tailcut-{os.getpid()}-a", f"tailcut-{os.getpid()}-b")
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True)
-
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip(
-            "link",
-            "add",
-            "veth-a",
-            "netns",
-            names[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "veth-b",
-            "netns",
-            names[1],
-        )
-        for index, (name, link) in enumerate(zip(names, ("veth-a", "veth-b"), strict=True)):
-            ip("-n", name, "addr", "add", f"10.111.0.{index + 1}/24", "dev", link)
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", link, "up")
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
-
-
 @pytest.mark.parametrize(("mtu", "packet_bytes"), [(1500, 1280), (9000, 8704)])
 def test_packets_between_hosts_follow_the_path_mtu(
     tmp_path: Path, two_hosts: tuple[str, str], mtu: int, packet_bytes: int
 ) -> None:
-    for name, link in zip(two_hosts, ("veth-a", "veth-b"), strict=True):
-        subprocess.run(["ip", "-n", name, "link", "set", link, "mtu", str(mtu)], check=True)
+    for name, link in zip(two_hosts, LINKS, strict=True):
+        set_mtu(name, link, mtu)
     script = """
     with open_group() as group:
         array = np.random.default_rng(rank).standard_normal(200_000, np.float32)

@@ -10,7 +10,6 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from tailcut import _native
@@ -27,7 +26,7 @@ from tailcut.addresses import (
 from tailcut.config import Config
 from tailcut.errors import ConfigError, PeerError
 from tailcut.handshake import Candidate, Contact, Handshake
-from tailcut.store import Store
+from tailcut.store import Store, try_get
 
 _GRANULE_BYTES = 4 * _native.GRANULE
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.1
@@ -151,7 +150,7 @@ class _Meeting:
     def _read_cards(self, peers: list[int]) -> None:
         """A card that has changed replaces that of an earlier life."""
         for peer in [self._rank, *peers]:
-            text = _try_get(self._store, self._card_key(peer))
+            text = try_get(self._store, self._card_key(peer))
             if text is None:
                 continue
             card = _parse(text, peer)
@@ -210,7 +209,7 @@ class _Meeting:
         return [
             r
             for r in range(self._world_size)
-            if r != self._rank and _try_get(self._store, self._ready_key(tag, r)) is None
+            if r != self._rank and try_get(self._store, self._ready_key(tag, r)) is None
         ]
 
     def _roster(self, tag: int) -> Roster:
@@ -278,15 +277,6 @@ def packet_granules(address: str, mtu_bytes: int, window_bytes: int, config: Con
         return config.packet_bytes // _GRANULE_BYTES
     comfortable = min(largest, 61_440, max(_GRANULE_BYTES, window_bytes - 2048))
     return max(1, comfortable // _GRANULE_BYTES)
-
-
-def _try_get(store: Store, key: str) -> bytes | None:
-    check = getattr(store, "check", None)
-    if check is not None and not check([key]):
-        return None
-    with suppress(LookupError, TimeoutError):
-        return store.get(key)
-    return None
 
 
 def _parse(text: bytes, peer: int) -> Card:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
@@ -21,6 +22,16 @@ class Store(Protocol):
 
     def set(self, key: str, value: bytes, /) -> object: ...
     def get(self, key: str, /) -> bytes: ...
+
+
+def try_get(store: Store, key: str) -> bytes | None:
+    """The key's value, or None if it is not there yet."""
+    check = getattr(store, "check", None)
+    if check is not None and not check([key]):
+        return None
+    with suppress(LookupError, TimeoutError):
+        return store.get(key)
+    return None
 
 
 class FileStore:

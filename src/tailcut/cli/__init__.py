@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from types import FrameType
 
-from tailcut.cli import bench, demo
+from tailcut.cli import bench, demo, doctor
 from tailcut.errors import TailcutError
 
 EXIT_ERROR = 2
@@ -17,11 +17,11 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0, 2 after an error that was explained, or 130 after Ctrl-C."""
+    """Run one command. Returns its status, 2 after an error that was explained, or 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     before = signal.signal(signal.SIGTERM, _leave_tidily)
     try:
-        options.run(options)
+        status: int | None = options.run(options)
     except TailcutError as error:
         print(f"tailcut: {error}", file=sys.stderr)
         return EXIT_ERROR
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
-    return 0
+    return status or 0
 
 
 def _leave_tidily(number: int, frame: FrameType | None) -> None:
@@ -45,4 +45,5 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     demo.add_command(commands)
     bench.add_command(commands)
+    doctor.add_command(commands)
     return parser

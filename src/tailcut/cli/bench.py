@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from tailcut.bench import machine, table
 from tailcut.bench.allreduce import DEFAULT_SIZES, Options, Row, run
+from tailcut.cli.sizes import size_bytes
 from tailcut.config import Config
 from tailcut.errors import ConfigError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def add_command(commands: Commands) -> None:
@@ -50,8 +49,8 @@ def _add_allreduce(benchmarks: Commands) -> None:
     add("--json", type=Path, metavar="FILE", help="write everything to FILE")
     config = parser.add_argument_group("configuration of the group (see tailcut.Config)")
     config.add_argument("--deadline", type=float, metavar="SECONDS", help="hard end of an op")
-    config.add_argument("--receive-buffer", type=_size, metavar="SIZE", help="socket buffer to ask for")
-    config.add_argument("--packet-bytes", type=_size, metavar="SIZE", help="largest payload of a packet")
+    config.add_argument("--receive-buffer", type=size_bytes, metavar="SIZE", help="socket buffer to ask for")
+    config.add_argument("--packet-bytes", type=size_bytes, metavar="SIZE", help="largest payload of a packet")
     config.add_argument("--no-offload", action="store_true", help="no UDP segmentation offload")
 
 
@@ -111,16 +110,8 @@ def _check_writable(path: Path) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _size(text: str) -> int:
-    digits, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in _UNITS else (text, "")
-    try:
-        return int(digits) * _UNITS.get(unit, 1)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 4096, 64K or 25M") from None
-
-
 def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(_size(part) for part in text.split(","))
+    return tuple(size_bytes(part) for part in text.split(","))
 
 
 def _integers(text: str) -> tuple[int, ...]:

@@ -17,4 +17,8 @@ def add_command(commands: Commands) -> None:
         help="freeze one of four workers and see what it costs the others",
         description="Four local workers average vectors while one is frozen for a moment. Takes about 12 s.",
     )
-    parser.set_defaults(run=lambda arguments: demo.run())
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    demo.run()

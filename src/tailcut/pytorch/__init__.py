@@ -7,18 +7,23 @@ end of ``import torch`` (2.5 to 2.13), or when the name is first used (from 2.14
 from __future__ import annotations
 
 import warnings
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from tailcut.stats import Stats
 
 NAME = "tailcut"
 
+# torch is imported inside the functions: importing it calls autoload(), which must be there by then.
+
 
 def register() -> None:
     """Make the backend known to torch.distributed."""
+    import torch.distributed as dist
+
     if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
 
@@ -33,8 +38,10 @@ def autoload() -> None:
         )
 
 
-def stats_of(process_group: dist.ProcessGroup | None = None) -> Stats:
+def stats_of(process_group: ProcessGroup | None = None) -> Stats:
     """What a process group of this backend has cost so far; the default one if none is given."""
+    import torch.distributed as dist
+
     from tailcut.pytorch.creation import bounded_part
 
     return bounded_part(process_group or dist.distributed_c10d._get_default_group()).group.stats()
@@ -46,4 +53,5 @@ def _create(options: Any, group_options: Any) -> Any:
     return create(options, group_options)
 
 
-autoload()
+if find_spec("torch") is not None:
+    autoload()

@@ -1,0 +1,56 @@
+"""The store of a process that torchrun started, as tailcut uses one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
+
+from tailcut.errors import ConfigError, PeerError
+from tailcut.store import Store
+
+try:
+    from torch.distributed import rendezvous  # type: ignore[attr-defined]
+except ImportError as error:
+    raise ConfigError(
+        "ranks of torchrun meet in torch's store, and torch is not installed: pip install tailcut[torch], "
+        "or give --store, --rank and --world-size"
+    ) from error
+
+T = TypeVar("T")
+
+
+class TorchStore:
+    """A torch store whose failures are PeerErrors."""
+
+    def __init__(self, store: Store, where: str) -> None:
+        self._store = store
+        self._where = where
+
+    def set(self, key: str, value: bytes) -> None:
+        self._ask(lambda: self._store.set(key, value))
+
+    def get(self, key: str) -> bytes:
+        return self._ask(lambda: self._store.get(key))
+
+    def check(self, keys: list[str]) -> bool:
+        return self._ask(lambda: bool(self._store.check(keys)))  # type: ignore[attr-defined]
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        try:
+            return question()
+        except RuntimeError as error:
+            raise PeerError(
+                f"the store at {self._where} does not answer: has rank 0 or its launcher ended?"
+            ) from error
+
+
+def environment_store(timeout_s: float) -> TorchStore:
+    """From MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, or the launcher's own store if it has one."""
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} (MASTER_ADDR, MASTER_PORT)"
+    try:
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+    except (RuntimeError, ValueError) as error:
+        raise PeerError(f"cannot open the store at {where}: {error}") from error
+    return TorchStore(store, where)
