@@ -1,5 +1,5 @@
 """Fixtures that several modules use."""
 
-from tests.netns import two_hosts
+from tests.netns import loopback_names, two_hosts
 
-__all__ = ["two_hosts"]
+__all__ = ["loopback_names", "two_hosts"]

@@ -77,18 +77,36 @@ class Worker:
         _, err = self._process.communicate(timeout=LIMIT_S)
         return self._process.returncode, err
 
+    def left_behind(self) -> list[int]:
+        """Processes that it started and that still run; it is the first of a session."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                session = (entry / "stat").read_text().rpartition(")")[2].split()[3]
+                found += [int(entry.name)] * (session == str(self._process.pid))
+        return found
+
 
 @contextlib.contextmanager
 def workers(
-    directory: Path, ranks: int, script: str, *arguments: str, env: dict[str, str] | None = None
+    directory: Path,
+    ranks: int,
+    script: str,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    hosts: tuple[str, ...] = (),
 ) -> Iterator[list[Worker]]:
-    """``ranks`` ranks without torchrun, which would end them all when one dies."""
+    """``ranks`` ranks without torchrun, which would end them all when one dies.
+
+    With ``hosts``, each in a network namespace of its own.
+    """
+    inside = [["ip", "netns", "exec", host] for host in hosts] or [[]] * ranks
     with contextlib.ExitStack() as stack:
         yield [
             Worker(
                 stack.enter_context(
                     _started(
-                        [sys.executable, "-m", f"tests.training.{script}", *arguments],
+                        [*inside[rank], sys.executable, "-m", f"tests.training.{script}", *arguments],
                         str(directory),
                         {"RANK": str(rank), "WORLD_SIZE": str(ranks), **(env or {})},
                         subprocess.PIPE,

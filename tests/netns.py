@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +39,22 @@ def two_hosts() -> Iterator[tuple[str, str]]:
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def loopback_names(two_hosts: tuple[str, str]) -> Iterator[None]:
+    """Inside the namespaces the host's name means 127.0.1.1, as Debian's installer leaves it."""
+    directories = [Path("/etc/netns", name) for name in two_hosts]
+    try:
+        for directory in directories:
+            directory.mkdir(parents=True)
+            (directory / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n")
+        yield
+    finally:
+        for directory in directories:
+            shutil.rmtree(directory, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            Path("/etc/netns").rmdir()  # unless somebody else has a namespace there
 
 
 def set_mtu(name: str, link: str, mtu_bytes: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.launch import Run, torchrun, workers
+from tests.netns import ADDRESSES
 
 
 @cache
@@ -85,8 +89,22 @@ def test_disabled_it_is_plain_gloo() -> None:
     run = torchrun(2, "plain", env={"TAILCUT_DISABLE": "1"})
     assert run.code == 0, run.err
     for rank in run.results:
-        assert rank == {"backend": "ProcessGroupGloo", "mean": 0.5, "threads": 0, "sockets": 0}
+        assert rank == {"backend": "ProcessGroupGloo", "mean": 0.5, "sum": 1.0, "threads": 0, "sockets": 0}
     assert "tailcut" not in run.err
+
+
+IMPORTS = {
+    "torch-first": "import torch, tailcut, tailcut.pytorch",
+    "tailcut-first": "import tailcut; tailcut.attach; import torch",
+    "adapter-first": "import tailcut.pytorch.attach, torch",
+    "torch-alone": "import sys, torch; assert 'tailcut._native' not in sys.modules",
+}
+
+
+@pytest.mark.parametrize("imports", IMPORTS.values(), ids=IMPORTS)
+def test_the_name_is_known_in_whatever_order_things_are_imported(imports: str) -> None:
+    code = f"{imports}; assert 'tailcut' in torch.distributed.Backend.backend_list"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
 def test_a_wrong_value_of_the_switch_is_refused() -> None:
@@ -100,6 +118,20 @@ def test_an_elastic_restart_finds_the_new_peers_and_not_the_old_ones() -> None:
     assert run.code == 0, run.err
     assert [rank["mean"] for rank in run.results] == [0.5, 0.5]
     assert [rank["life"] for rank in run.results] == ["2", "2"]
+
+
+def test_hosts_whose_names_mean_127_0_1_1_find_each_other(
+    tmp_path: Path, two_hosts: tuple[str, str], loopback_names: None
+) -> None:
+    """As Debian has it in /etc/hosts. Gloo by itself would tell the other host to connect to 127.0.1.1."""
+    env = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": ""}
+    with workers(tmp_path, 2, "plain", env=env, hosts=two_hosts) as ranks:
+        for rank in ranks:
+            code, err = rank.end()
+            assert code == 0, err
+    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert [result["mean"] for result in results] == [0.5, 0.5]
+    assert [result["sum"] for result in results] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def all_gather(i: int) -> bool:
 
 def all_gather_flat(i: int) -> bool:
     output = torch.empty(3 * RANKS)
-    dist.all_gather_single(output, filled(3))  # type: ignore[attr-defined]
+    dist.all_gather_single(output, filled(3))
     return output[::3].tolist() == list(range(RANKS))
 
 
@@ -96,12 +96,12 @@ def scatter(i: int) -> bool:
 def reduce(i: int) -> bool:
     tensor = filled(4)
     dist.reduce(tensor, dst=0)
-    return RANK != 0 or tensor[0] == RANKS * MEAN
+    return RANK != 0 or bool(tensor[0] == RANKS * MEAN)
 
 
 def reduce_scatter(i: int) -> bool:
     output = torch.empty(2)
-    dist.reduce_scatter_single(output, torch.ones(2 * RANKS))  # type: ignore[attr-defined]
+    dist.reduce_scatter_single(output, torch.ones(2 * RANKS))
     return output[0] == RANKS  # type: ignore[return-value]
 
 
@@ -136,7 +136,7 @@ def barrier(i: int) -> bool:
 
 
 def functional_average(i: int) -> bool:
-    return bool((functional.all_reduce(filled(LARGE), "avg", dist.group.WORLD) == MEAN).all())  # type: ignore[arg-type]
+    return bool((functional.all_reduce(filled(LARGE), "avg", dist.group.WORLD) == MEAN).all())
 
 
 BOUNDED: dict[Collective, int] = {
@@ -218,7 +218,7 @@ def hybrid_sharding() -> dict[str, Any]:
             optimizer.zero_grad()
             model(torch.randn(8, 256)).square().mean().backward()
             optimizer.step()
-        flat = [p.full_tensor().detach().flatten() for p in model.parameters()]  # type: ignore[operator]
+        flat = [p.full_tensor().detach().flatten() for p in model.parameters()]  # type: ignore[attr-defined]
         return torch.cat(flat), mesh.get_group("replicate")
 
     plain, _ = train({"replicate": "gloo", "shard": "gloo"})

@@ -10,11 +10,14 @@ from tests.training.common import RANK, report, tailcut_threads, udp_sockets
 dist.init_process_group("tailcut")
 tensor = torch.full((1 << 16,), float(RANK))
 dist.all_reduce(tensor, dist.ReduceOp.AVG)
-backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+total = torch.full((1,), float(RANK))
+dist.all_reduce(total)
+backend = dist.group.WORLD._get_backend(torch.device("cpu"))
 report(
     {
         "backend": type(backend).__name__,
         "mean": float(tensor[0]),
+        "sum": float(total),
         "threads": tailcut_threads(),
         "sockets": udp_sockets(),
     }

@@ -39,9 +39,11 @@ def create(options: Any, group_options: Any) -> Any:
 
 def bounded_part(process_group: Any) -> Bounded:
     """The tailcut half of a process group."""
-    for holder in (lambda: process_group, lambda: process_group._get_backend(torch.device("cpu"))):
-        if isinstance(part := getattr(holder(), "_bounded", None), Bounded):
-            return part
+    part = getattr(process_group, "_bounded", None)
+    if part is None:  # torch 2.14 and later
+        part = getattr(process_group._get_backend(torch.device("cpu")), "_bounded", None)
+    if isinstance(part, Bounded):
+        return part
     raise ConfigError("this process group does not go through tailcut; is its backend 'tailcut'?")
 
 
