@@ -28,7 +28,7 @@ help: ## list the targets
 
 setup: $(STAMPS)/dev $(STAMPS)/package ## everything for development, in .venv
 
-demo: $(STAMPS)/package ## build tailcut and run its demo (numpy only)
+demo: $(STAMPS)/demo $(STAMPS)/package ## build tailcut and train with it next to Gloo, one worker frozen
 	@$(VENV)/bin/tailcut demo
 
 test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run the tests
@@ -102,10 +102,17 @@ $(STAMPS)/light: constraints-dev.txt
 	@$(PIP) install -qq -c constraints-dev.txt numpy $(BUILD_TOOLS)
 	@mkdir -p $(STAMPS) && touch $@
 
+# What the demo trains with.
+$(STAMPS)/demo: $(STAMPS)/light
+	@scripts/system-packages demo
+	@echo "==> setting up $(VENV): torch and scikit-learn (about a minute)"
+	@$(PIP) install -qq -c constraints-dev.txt torch scikit-learn
+	@touch $@
+
 # The full one; a file of constraints that pins everything is also the list of what to install.
-$(STAMPS)/dev: $(STAMPS)/light
+$(STAMPS)/dev: $(STAMPS)/demo
 	@scripts/system-packages test
-	@echo "==> setting up $(VENV): tools and torch (about a minute)"
+	@echo "==> setting up $(VENV): the tools"
 	@$(PIP) install -qq -r constraints-dev.txt
 	@touch $@
 

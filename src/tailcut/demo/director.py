@@ -1,4 +1,4 @@
-"""The demo's clock: watches the workers, freezes one, releases it, and collects what they measured."""
+"""One side's run from outside: watches the workers, freezes one, releases it, collects the replicas."""
 
 from __future__ import annotations
 
@@ -8,80 +8,89 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tailcut.demo.display import Display
-from tailcut.demo.worker import Board, Op, Script
+from tailcut.demo.display import Display, Glance
+from tailcut.demo.worker import Board, Replica, Script, Side
 from tailcut.workers import Workers
 
-WARM_OPS = 10
-"""Ops before the clock starts: the first ones touch fresh memory."""
+REDRAW_S = 0.05
 
-LAST_OPS = 8
-"""How far ahead the end is announced, so that every rank learns of it in time."""
 
-REDRAW_S = 0.1
+@dataclass(frozen=True)
+class Run:
+    """One side's training, as measured."""
+
+    side: Side
+    frozen_at_s: float
+    released_at_s: float
+    replicas: list[Replica]
+    """By rank."""
 
 
 @dataclass(frozen=True)
 class Story:
-    """A finished run, as measured."""
+    """The same script played on both sides, one after the other."""
 
     script: Script
-    started_at_s: float
-    frozen_at_s: float
-    released_at_s: float
-    ops: list[list[Op]]
-    """By rank, in order."""
+    tailcut: Run
+    gloo: Run
 
 
 class Director:
     """The parent's side of a run."""
 
-    def __init__(self, script: Script, workers: Workers, board: Board, display: Display) -> None:
+    def __init__(self, side: Side, script: Script, workers: Workers, board: Board, display: Display) -> None:
+        self._side = side
         self._script = script
         self._pids = workers.pids
         self._messages = workers.messages(REDRAW_S)
-        self._ops: dict[int, list[Op]] = {}
+        self._replicas: dict[int, Replica] = {}
         self._board = board
         self._display = display
-        self._state_of_frozen = ""
+        self._state = "starting"
 
-    def play(self) -> Story:
-        script, ops = self._script, self._board.entries["ops"]
-        self._watch(lambda: bool(ops.min() >= WARM_OPS))
-        started_at_s = time.monotonic()
-        self._watch(_after(script.before_s))
+    def play(self) -> Run:
+        script, steps = self._script, self._board.entries["steps"]
+        self._watch(lambda: bool(steps.min() >= 1))
+        self._state = "training"
+        self._watch(lambda: bool(steps[script.frozen_rank] >= script.freeze_at_step))
         frozen_at_s = self._signal(signal.SIGSTOP, "FROZEN")
         self._watch(_after(script.freeze_s))
-        released_at_s = self._signal(signal.SIGCONT, "catching up")
-        self._watch(lambda: bool(ops.max() - ops[script.frozen_rank] <= 1))
-        self._state_of_frozen = ""
-        self._watch(_after(script.after_s))
-        self._board.stop_after(int(ops.max()) + LAST_OPS)
-        self._watch(lambda: len(self._ops) == script.ranks)
-        by_rank = [self._ops[rank] for rank in range(script.ranks)]
-        return Story(script, started_at_s, frozen_at_s, released_at_s, by_rank)
+        released_at_s = self._signal(signal.SIGCONT, "released")
+        self._watch(lambda: bool(steps.max() - steps[script.frozen_rank] <= 1))
+        self._state = "training"
+        self._watch(lambda: len(self._replicas) == script.ranks)
+        self._state = "done"
+        self._watch(lambda: True)
+        replicas = [self._replicas[rank] for rank in range(script.ranks)]
+        return Run(self._side, frozen_at_s, released_at_s, replicas)
 
     def _signal(self, number: signal.Signals, state: str) -> float:
         os.kill(self._pids[self._script.frozen_rank], number)
-        self._state_of_frozen = state
+        self._state = f"rank {self._script.frozen_rank} {state}"
         return time.monotonic()
 
     def _watch(self, done: Callable[[], bool]) -> None:
         """Show the board until ``done()``; raises when a worker fails."""
         while True:
-            self._display.show(self._board.entries, [self._state(rank) for rank in range(self._script.ranks)])
+            self._display.show(self._glance())
             if done():
                 return
             message = next(self._messages, None)
             if message is not None:
-                rank, ops = message
-                assert isinstance(ops, list)
-                self._ops[rank] = ops
+                rank, replica = message
+                assert isinstance(replica, Replica)
+                self._replicas[rank] = replica
 
-    def _state(self, rank: int) -> str:
-        if rank == self._script.frozen_rank and self._state_of_frozen:
-            return self._state_of_frozen
-        return "running" if self._board.entries["ops"][rank] else "starting"
+    def _glance(self) -> Glance:
+        first = self._board.entries[0]
+        return Glance(
+            self._side,
+            int(first["steps"]),
+            self._script.steps,
+            float(first["loss"]),
+            float(first["last_s"]),
+            self._state,
+        )
 
 
 def _after(seconds: float) -> Callable[[], bool]:

@@ -1,18 +1,31 @@
-"""The live display: a table that redraws itself on a terminal, a line per change elsewhere."""
+"""The live display: a row per side that redraws itself on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, TextIO
 
-from tailcut.demo.worker import Entries
-
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+NAMES = {"tailcut": "tailcut", "gloo": "Gloo"}
+
+
+@dataclass(frozen=True)
+class Glance:
+    """One side at one moment, as rank 0 sees it."""
+
+    side: str
+    step: int
+    steps: int
+    loss: float
+    last_s: float
+    """How long the last step took."""
+    state: str
 
 
 class Display(Protocol):
-    """Shown the board several times per second."""
+    """Shown a side several times per second."""
 
-    def show(self, entries: Entries, states: list[str]) -> None: ...
+    def show(self, glance: Glance) -> None: ...
 
 
 class Screen:
@@ -20,31 +33,33 @@ class Screen:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._rows: dict[str, str] = {}
         self._height = 0
 
-    def show(self, entries: Entries, states: list[str]) -> None:
-        rows = ["rank       ops     last op     lost   state"]
-        for rank, (entry, state) in enumerate(zip(entries, states, strict=True)):
-            text = (
-                f"{rank:>4}{entry['ops']:>10}{1e3 * entry['last_s']:>9.1f} ms{entry['lost']:>9.2%}   {state}"
-            )
-            rows.append(text if state == "running" else f"{_BOLD}{text}{_PLAIN}")
+    def show(self, glance: Glance) -> None:
+        text = _row(glance)
+        self._rows[glance.side] = f"{_BOLD}{text}{_PLAIN}" if "FROZEN" in glance.state else text
+        lines = [f"{'':<10}{'step':>9}{'loss':>9}{'last step':>13}", *self._rows.values()]
         up = f"\x1b[{self._height}A" if self._height else ""
-        self._stream.write(up + "".join(f"\x1b[K{row}\n" for row in rows))
+        self._stream.write(up + "".join(f"\x1b[K{line}\n" for line in lines))
         self._stream.flush()
-        self._height = len(rows)
+        self._height = len(lines)
 
 
 class Log:
-    """A line when a rank's state changes, for pipes and files."""
+    """A line when a side's state changes and every hundred steps, for pipes and files."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._states: list[str] = []
+        self._before = ("", "", 0)
 
-    def show(self, entries: Entries, states: list[str]) -> None:
-        before = self._states or [""] * len(states)
-        for rank, (old, new) in enumerate(zip(before, states, strict=True)):
-            if old != new:
-                print(f"rank {rank}: {new} at op {entries[rank]['ops']}", file=self._stream, flush=True)
-        self._states = states
+    def show(self, glance: Glance) -> None:
+        now = (glance.side, glance.state, glance.step // 100)
+        if now != self._before:
+            print(_row(glance), file=self._stream, flush=True)
+        self._before = now
+
+
+def _row(glance: Glance) -> str:
+    figures = f"{glance.loss:>9.4f}{1e3 * glance.last_s:>10.1f} ms" if glance.step else f"{'':>22}"
+    return f"{NAMES[glance.side]:<10}{glance.step:>5}/{glance.steps}{figures}   {glance.state}"

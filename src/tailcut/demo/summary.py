@@ -1,4 +1,4 @@
-"""What the freeze cost, from the ops as they were measured: pure functions, no processes."""
+"""What the freeze cost on each side, from the steps as they were measured: pure functions, no processes."""
 
 from __future__ import annotations
 
@@ -7,133 +7,201 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailcut.demo.director import Story
-from tailcut.demo.worker import Op
+from tailcut.demo.digits import TEST_IMAGES
+from tailcut.demo.director import Run, Story
+from tailcut.demo.worker import Script, Step
+
+WARM_STEPS = 5
+"""Left out of the times: the first steps touch fresh memory, and DDP builds its buckets anew."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the run: the ops that the ranks other than the frozen one ended in it."""
+    """A part of the run: steps of the ranks other than the frozen one."""
 
-    name: str
-    ops: int
+    steps: int
+    """An index is counted once, however many ranks did it."""
     p50_s: float
     p99_s: float
     max_s: float
 
 
 @dataclass(frozen=True)
-class Summary:
-    """A story in figures. An op is counted once, however many ranks took part."""
+class Cost:
+    """A run in figures."""
 
-    ops: int
-    phases: tuple[Phase, ...]
+    total_s: float
+    """From the first rank's first step to the last rank's last."""
     freeze_s: float
-    """What every rank of a collective that waits would have stood still for."""
-    missed_contributions: int
-    """Ops in which another owner closed its shard without all that the frozen rank had to give."""
-    lost_results: tuple[float, ...]
-    """By rank, what was lost of all its results, in results: 1.0 is as much as all of one op."""
-    ops_by_rank: tuple[int, ...]
-    behind_ops: int
-    """Ops that the others had ended and the frozen rank had not, when it was released."""
-    skipped_ops: int
-    """Ops that it never saw because it was further behind than the window."""
+    before: Phase
+    frozen: Phase
+    """Steps of which any part lies within the freeze."""
+    catching_up: Phase
+    after: Phase
+    done_while_frozen: int
+    """Steps that ended within the freeze."""
+    behind_steps: int
+    """Steps that the others had done and the frozen rank had not, when it was released."""
     catch_up_s: float
-    """From the release until it entered an op that another rank had not ended yet."""
+    """From the release until the frozen rank began a step that another rank had not ended."""
+    deadline_steps: int
+    """Steps with an op that the deadline ended, on any of the other ranks."""
+    means_lost: tuple[float, ...]
+    """By rank: the share of the mean gradients that did not come and counted as zero."""
+    contributions_lost: tuple[float, ...]
+    """By rank: the share of its gradients that came too late for the mean."""
+    accuracy: tuple[float, ...]
+    """By rank, on the test images, before the resync."""
+    drift: tuple[float, ...]
+    drift_after_resync: tuple[float, ...]
 
 
-def summarize(story: Story) -> Summary:
-    frozen = story.script.frozen_rank
-    others = [ops for rank, ops in enumerate(story.ops) if rank != frozen]
-    healthy = [op for ops in others for op in ops]
-    catch_up_s = _catch_up_s(story, healthy)
-    caught_up_at_s = story.released_at_s + catch_up_s
-    return Summary(
-        ops=1 + max(op.report.seq for op in healthy),
-        phases=(
-            _phase("before the freeze", healthy, story.started_at_s, story.frozen_at_s),
-            _phase(f"rank {frozen} frozen", healthy, story.frozen_at_s, story.released_at_s),
-            _phase(f"rank {frozen} catching up", healthy, story.released_at_s, caught_up_at_s),
-            _phase("afterwards", healthy, caught_up_at_s, float("inf")),
-        ),
-        freeze_s=story.released_at_s - story.frozen_at_s,
-        missed_contributions=_count(
-            healthy, lambda op: bool(op.report.scatter_lost) and op.report.scatter_lost[frozen] > 0
-        ),
-        lost_results=tuple(sum(op.report.lost_frac for op in ops) for ops in story.ops),
-        ops_by_rank=tuple(len(ops) for ops in story.ops),
-        behind_ops=max(_ended(ops, story.released_at_s) for ops in others)
-        - _ended(story.ops[frozen], story.released_at_s),
-        skipped_ops=sum(op.report.behind_ops for op in story.ops[frozen]),
+def cost_of(run: Run, script: Script) -> Cost:
+    steps = [replica.steps for replica in run.replicas]
+    own = steps[script.frozen_rank]
+    others = [of_rank for rank, of_rank in enumerate(steps) if rank != script.frozen_rank]
+    catch_up_s = _catch_up_s(own, others, run.released_at_s)
+    together_at_s = run.released_at_s + catch_up_s
+
+    def ended(of_rank: list[Step]) -> int:
+        return sum(step.ended_s <= run.released_at_s for step in of_rank)
+
+    return Cost(
+        total_s=max(r[-1].ended_s for r in steps) - min(r[0].started_s for r in steps),
+        freeze_s=run.released_at_s - run.frozen_at_s,
+        before=_phase(others, lambda s: s.ended_s <= run.frozen_at_s),
+        frozen=_phase(others, lambda s: s.started_s < run.released_at_s and s.ended_s > run.frozen_at_s),
+        catching_up=_phase(others, lambda s: run.released_at_s <= s.started_s < together_at_s),
+        after=_phase(others, lambda s: s.started_s >= together_at_s),
+        done_while_frozen=_phase(others, lambda s: run.frozen_at_s < s.ended_s <= run.released_at_s).steps,
+        behind_steps=max(map(ended, others)) - ended(own),
         catch_up_s=catch_up_s,
+        deadline_steps=_phase(others, lambda s: any(r.status == "deadline" for r in s.reports), warm=0).steps,
+        means_lost=tuple(map(_means_lost, steps)),
+        contributions_lost=tuple(_contributions_lost(steps, rank) for rank in range(script.ranks)),
+        accuracy=tuple(replica.accuracy for replica in run.replicas),
+        drift=tuple(replica.drift for replica in run.replicas),
+        drift_after_resync=tuple(replica.drift_after_resync for replica in run.replicas),
     )
 
 
-def _phase(name: str, healthy: list[Op], from_s: float, until_s: float) -> Phase:
-    inside = [op for op in healthy if from_s < op.ended_s <= until_s]
-    if not inside:
-        return Phase(name, 0, 0.0, 0.0, 0.0)
-    times_s = [op.ended_s - op.entered_s for op in inside]
+def _phase(ranks: list[list[Step]], inside: Callable[[Step], bool], warm: int = WARM_STEPS) -> Phase:
+    chosen = [(i, s) for of_rank in ranks for i, s in enumerate(of_rank) if i >= warm and inside(s)]
+    if not chosen:
+        return Phase(0, 0.0, 0.0, 0.0)
+    times_s = [step.ended_s - step.started_s for _, step in chosen]
     p50_s, p99_s = np.percentile(times_s, (50, 99), method="inverted_cdf")
-    return Phase(name, _count(inside, lambda _: True), float(p50_s), float(p99_s), max(times_s))
+    return Phase(len({index for index, _ in chosen}), float(p50_s), float(p99_s), max(times_s))
 
 
-def _count(ops: list[Op], matches: Callable[[Op], bool]) -> int:
-    return len({op.report.seq for op in ops if matches(op)})
+def _catch_up_s(own: list[Step], others: list[list[Step]], released_at_s: float) -> float:
+    for index, step in enumerate(own):
+        last_end_s = max(of_rank[index].ended_s for of_rank in others)
+        if step.ended_s > released_at_s and step.started_s < last_end_s and last_end_s > released_at_s:
+            return max(0.0, step.started_s - released_at_s)
+    return own[-1].ended_s - released_at_s
 
 
-def _ended(ops: list[Op], by_s: float) -> int:
-    return sum(op.ended_s <= by_s for op in ops)
+def _means_lost(steps: list[Step]) -> float:
+    reports = [report for step in steps for report in step.reports]
+    coordinates = sum(report.length for report in reports)
+    return sum(report.lost_frac * report.length for report in reports) / coordinates if coordinates else 0.0
 
 
-def _catch_up_s(story: Story, healthy: list[Op]) -> float:
-    last_end_s: dict[int, float] = {}
-    for op in healthy:
-        last_end_s[op.report.seq] = max(op.ended_s, last_end_s.get(op.report.seq, 0.0))
-    own = story.ops[story.script.frozen_rank]
-    entered = (op for op in own if op.entered_s > story.released_at_s)
-    together = (op.entered_s for op in entered if op.entered_s < last_end_s.get(op.report.seq, 0.0))
-    return next(together, own[-1].ended_s) - story.released_at_s
+def _contributions_lost(steps: list[list[Step]], rank: int) -> float:
+    """Every owner reports on its own shard, and the shards of an op are equal parts."""
+    reports = [report for of_rank in steps for step in of_rank for report in step.reports]
+    coordinates = sum(report.length for report in reports)
+    lost = sum(report.scatter_lost[rank] * report.length for report in reports)
+    return lost / coordinates if coordinates else 0.0
 
 
-def render(summary: Summary, story: Story) -> str:
+def render(story: Story) -> str:
     """The summary for a person."""
-    script, frozen = story.script, story.script.frozen_rank
-    meanwhile = summary.phases[1]
+    script = story.script
+    tailcut, gloo = cost_of(story.tailcut, script), cost_of(story.gloo, script)
+    rank = script.frozen_rank
     return "\n".join(
         [
-            f"{summary.ops} ops of {4 * script.count / 1e6:.1f} MB on {script.ranks} ranks, deadline "
-            f"{1e3 * script.deadline_s:.0f} ms; rank {frozen} was frozen for {summary.freeze_s:.2f} s.",
-            "",
-            f"{'time per op on the other ranks':<32}{'ops':>6}{'p50':>12}{'p99':>12}{'longest':>12}",
-            *map(_phase_row, summary.phases),
-            "",
-            f"{'lost of the results':<32}{'ops':>6}{'in results':>12}{'share':>12}",
+            f"{'time per step in ms,':<26}{'tailcut':>31}{'Gloo':>31}",
+            f"{'on the other ranks':<26}" + 2 * f"{'steps':>7}{'p50':>7}{'p99':>8}{'longest':>9}",
             *(
-                f"  {f'rank {rank}':<30}{ops:>6}{lost:>12.2f}{lost / ops:>12.2%}"
-                for rank, (lost, ops) in enumerate(
-                    zip(summary.lost_results, summary.ops_by_rank, strict=True)
+                f"  {name:<24}{_times(ours)}{_times(theirs)}"
+                for name, ours, theirs in (
+                    ("before the freeze", tailcut.before, gloo.before),
+                    (f"rank {rank} frozen", tailcut.frozen, gloo.frozen),
+                    (f"rank {rank} catching up", tailcut.catching_up, gloo.catching_up),
+                    ("afterwards", tailcut.after, gloo.after),
                 )
             ),
             "",
-            f"{summary.missed_contributions} ops went without rank {frozen}'s contribution or a part of it.",
-            f"At its release rank {frozen} was {summary.behind_ops} ops behind; it {_how(summary)}",
-            f"and was with the others again after {summary.catch_up_s:.2f} s.",
-            f"A collective that waits would have stood still on every rank for {summary.freeze_s:.2f} s;",
-            f"here {meanwhile.ops} ops were done meanwhile, the longest in {1e3 * meanwhile.max_s:.0f} ms.",
+            *(
+                f"{name:<44}{ours:>13}{theirs:>31}".rstrip()
+                for name, ours, theirs in _rows(tailcut, gloo, rank)
+            ),
+            "",
+            *_words(tailcut, gloo, script),
         ]
     )
 
 
-def _phase_row(phase: Phase) -> str:
-    if not phase.ops:
-        return f"  {phase.name:<30}{0:>6}"
-    times = "".join(f"{1e3 * t:>9.1f} ms" for t in (phase.p50_s, phase.p99_s, phase.max_s))
-    return f"  {phase.name:<30}{phase.ops:>6}{times}"
+def _times(phase: Phase) -> str:
+    if not phase.steps:
+        return f"{0:>7}{'–':>7}{'–':>8}{'–':>9}"
+    return f"{phase.steps:>7}{1e3 * phase.p50_s:>7.0f}{1e3 * phase.p99_s:>8.0f}{1e3 * phase.max_s:>9.0f}"
 
 
-def _how(summary: Summary) -> str:
-    if summary.skipped_ops:
-        return f"was past the window, skipped {summary.skipped_ops} ops"
-    return "found the results it had missed, op by op,"
+def _rows(tailcut: Cost, gloo: Cost, rank: int) -> list[tuple[str, str, str]]:
+    def row(name: str, figure: Callable[[Cost], str]) -> tuple[str, str, str]:
+        return name, figure(tailcut), figure(gloo)
+
+    return [
+        row("", lambda cost: "tailcut" if cost is tailcut else "Gloo"),
+        row("training in total", lambda cost: f"{cost.total_s:.1f} s"),
+        row("steps done during the freeze", lambda cost: str(cost.done_while_frozen)),
+        row(
+            f"test accuracy (rank 0; one image is {1 / TEST_IMAGES:.1%})",
+            lambda cost: f"{cost.accuracy[0]:.1%}",
+        ),
+        row("  the lowest of all ranks", lambda cost: f"{min(cost.accuracy):.1%}"),
+        row("mean gradients lost, other ranks", lambda cost: f"{_without(cost.means_lost, rank):.2%}"),
+        row(f"mean gradients lost, rank {rank}", lambda cost: f"{cost.means_lost[rank]:.2%}"),
+        row(f"rank {rank}'s gradients too late for the mean", lambda c: f"{c.contributions_lost[rank]:.2%}"),
+        row("replicas at the end", lambda cost: _replicas(cost.drift)),
+        ("  after attachment.resync()", _replicas(tailcut.drift_after_resync), ""),
+    ]
+
+
+def _without(shares: tuple[float, ...], rank: int) -> float:
+    return float(np.mean([share for other, share in enumerate(shares) if other != rank]))
+
+
+def _replicas(drift: tuple[float, ...]) -> str:
+    return "differ" if any(drift) else "equal"
+
+
+def _words(tailcut: Cost, gloo: Cost, script: Script) -> list[str]:
+    rank = script.frozen_rank
+    return [
+        f"With Gloo everybody stood still for {gloo.frozen.max_s:.2f} s. "
+        f"With tailcut no step took longer than {_longest_s(tailcut):.2f} s;",
+        f"{tailcut.deadline_steps} were ended by the deadline. At its release rank {rank} was "
+        f"{tailcut.behind_steps} steps behind, found their results",
+        f"waiting, and was with the others again after {tailcut.catch_up_s:.2f} s.",
+        *_words_on_drift(tailcut),
+        "Both sides ran once, one after the other: tailcut bench is what compares speed.",
+    ]
+
+
+def _words_on_drift(cost: Cost) -> list[str]:
+    apart = [f"{drift:.2g} (rank {rank})" for rank, drift in enumerate(cost.drift) if drift]
+    if not apart:
+        return ["Every rank missed the same parts of the means, so the replicas are equal."]
+    return [
+        "Ranks that missed different parts of the means have different parameters, until attachment.resync()",
+        f"copies rank 0's. Before that their distance from it, over its norm, was {', '.join(apart)}.",
+    ]
+
+
+def _longest_s(cost: Cost) -> float:
+    return max(phase.max_s for phase in (cost.before, cost.frozen, cost.catching_up, cost.after))

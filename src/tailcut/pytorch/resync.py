@@ -24,7 +24,8 @@ def copy_from(source: int, ddp: DistributedDataParallel, optimizer: torch.optim.
         _copy_plain_values(root, group, optimizer)
     with torch.no_grad():
         for tensor in tensors:
-            contiguous = tensor.detach().contiguous()
+            # Adam keeps its step counts on the host, where NCCL alone cannot go.
+            contiguous = tensor.detach().to(ddp.device).contiguous()
             dist.broadcast(contiguous, root, group=group)
             if contiguous.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(contiguous)

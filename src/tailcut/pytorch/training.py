@@ -1,0 +1,113 @@
+"""One rank's model under DDP, for ``tailcut demo``: averaged by Gloo as DDP does it, or by tailcut.
+
+Owns this process's default process group. Knows nothing of freezes, clocks or displays.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tailcut.config import Config
+from tailcut.errors import ConfigError
+from tailcut.pytorch.attach import attach
+from tailcut.pytorch.gloo import join_gloo
+from tailcut.report import Report
+
+Images = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a rank needs to know before the first step; but for ``rank`` the same on all."""
+
+    rank: int
+    ranks: int
+    rendezvous: Path
+    layers: Sequence[int]
+    """Widths, from the pixels to the classes."""
+    learning_rate: float
+    seed: int
+    config: Config
+    """Of tailcut; plain DDP has no use for it."""
+
+
+class GlooTrainer:
+    """A classifier trained by plain DDP."""
+
+    def __init__(self, setup: Setup) -> None:
+        join_gloo(setup.rank, setup.ranks, setup.rendezvous)
+        torch.manual_seed(setup.seed)
+        self._ddp = DistributedDataParallel(_mlp(setup.layers), broadcast_buffers=False)
+        self._optimizer = torch.optim.SGD(self._ddp.parameters(), setup.learning_rate, momentum=0.9)
+
+    def step(self, images: Images, labels: Labels) -> float:
+        """One step on this rank's batch; returns its loss."""
+        self._optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self._ddp(torch.from_numpy(images)), torch.from_numpy(labels))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return loss.item()
+
+    def take_reports(self) -> tuple[Report, ...]:
+        """Of the ops since the last call."""
+        return ()
+
+    def accuracy(self, images: Images, labels: Labels) -> float:
+        with torch.no_grad():
+            guesses = self._ddp.module(torch.from_numpy(images)).argmax(1).numpy()
+        return float((guesses == labels).mean())
+
+    def drift(self) -> float:
+        """Distance of the parameters from rank 0's over their norm; 0 when equal. Every rank calls it."""
+        own = torch.cat([p.detach().flatten() for p in self._ddp.parameters()]).double()
+        first = own.clone()
+        dist.broadcast(first, 0)
+        return float((own - first).norm() / first.norm())
+
+    def resync(self) -> None:
+        """Make all replicas equal. Plain DDP never lets them part."""
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+class TailcutTrainer(GlooTrainer):
+    """The same with tailcut attached."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._attachment = attach(self._ddp, setup.config, self._optimizer)
+        if not self._attachment.enabled:
+            raise ConfigError("TAILCUT_DISABLE is set: both sides of the demo would be Gloo; unset it")
+
+    def take_reports(self) -> tuple[Report, ...]:
+        reports = tuple(self._attachment.reports)
+        self._attachment.reports.clear()
+        return reports
+
+    def resync(self) -> None:
+        self._attachment.resync()
+
+    def close(self) -> None:
+        self._attachment.close()
+        super().close()
+
+
+SIDES = {"tailcut": TailcutTrainer, "gloo": GlooTrainer}
+
+
+def _mlp(layers: Sequence[int]) -> nn.Module:
+    linear = [nn.Linear(width, after) for width, after in itertools.pairwise(layers)]
+    between = [module for layer in linear for module in (layer, nn.ReLU())]
+    return nn.Sequential(*between[:-1])

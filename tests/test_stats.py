@@ -1,0 +1,28 @@
+"""tailcut.stats: totals as a person reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailcut import Stats
+
+
+def test_totals_fit_on_one_line():
+    stats = Stats(
+        ops=4,
+        deadline_ops=1,
+        coordinates=1000,
+        lost_coordinates=25,
+        sent_bytes=2_510_000_000,
+        received_bytes=999,
+    )
+    assert (
+        str(stats)
+        == "4 ops, 1 ended by the deadline, 2.50% of the results lost; 2.51 GB sent, 999 B received"
+    )
+    assert "contributes nothing until resynced" in str(Stats(contributing=False))
+
+
+@pytest.mark.parametrize(("lost", "coordinates", "share"), [(0, 0, 0.0), (1, 4, 0.25)])
+def test_lost_share_is_of_all_results(lost, coordinates, share):
+    assert Stats(lost_coordinates=lost, coordinates=coordinates).lost_frac == share
