@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ def torchrun(
         with _started(
             [*command, f"tests.training.{script}", *arguments], directory, env or {}, subprocess.DEVNULL
         ) as process:
-            _, err = process.communicate(timeout=LIMIT_S)
+            _, err = process.communicate()
         files = [Path(directory, f"{rank}.json") for rank in range(ranks)]
         results = [json.loads(file.read_text()) if file.exists() else {} for file in files]
         return Run(process.returncode, results, err)
@@ -74,7 +75,7 @@ class Worker:
 
     def end(self) -> tuple[int, str]:
         """Wait for the exit code and what it wrote to stderr."""
-        _, err = self._process.communicate(timeout=LIMIT_S)
+        _, err = self._process.communicate()
         return self._process.returncode, err
 
     def left_behind(self) -> list[int]:
@@ -126,7 +127,7 @@ def _started(
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": str(ROOT),
-        "ONEDNN_MAX_CPU_ISA": "AVX2",  # torch's bfloat16 kernels die of AMX where a hypervisor hides it
+        "ONEDNN_MAX_CPU_ISA": "AVX2",  # on some virtual machines torch's bfloat16 kernels end in SIGILL
     }
     process = subprocess.Popen(
         command,
@@ -138,15 +139,22 @@ def _started(
         text=True,
         start_new_session=True,
     )
+    watchdog = threading.Timer(LIMIT_S, _kill_tree, [process])  # also ends a read from it
+    watchdog.start()
     try:
         yield process
     finally:
-        # torchrun gives its workers sessions of their own, and leaves them alone only when it is killed.
-        if process.poll() is None:
-            for child in _descendants(process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
+        watchdog.cancel()
+        _kill_tree(process)
         process.communicate()
+
+
+def _kill_tree(process: subprocess.Popen[str]) -> None:
+    """Killing torchrun alone would leave its workers running."""
+    if process.poll() is None:
+        for child in _descendants(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
 
 def _descendants(process: int) -> list[int]:

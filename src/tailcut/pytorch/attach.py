@@ -148,8 +148,8 @@ class Attachment:
         self.reports.append(report)
         if any(report.gather_lost):
             self._warn_once(
-                f"tailcut: {report}: this replica missed a part of the mean that others have, and differs "
-                "from them until attachment.resync(); stats() keeps count"
+                f"tailcut: {report}: a part of the mean did not come in time, and replicas that have it "
+                "differ from this one until attachment.resync(); stats() keeps count"
             )
         elif report.lost_frac:
             self._warn_once(
