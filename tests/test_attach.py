@@ -164,7 +164,9 @@ def test_the_attachment_in_a_copy_only_keeps_the_counts(habits: Run, way: str) -
     for rank in habits.results:
         assert not rank[way]["inner_enabled"]
         assert rank[way]["inner_ops"] == 3
-        assert rank[way]["inner_resync"].startswith("ConfigError: this attachment was pickled")
+        assert rank[way]["inner_resync"].startswith(
+            "ConfigError: this attachment has no model: it was pickled"
+        )
 
 
 @pytest.mark.parametrize(
@@ -183,6 +185,11 @@ def test_resync_makes_a_disturbed_replica_bit_identical_again(habits: Run, case:
     assert one["lr"] == other["lr"] == pytest.approx(lr)
 
 
+def test_resync_brings_a_rank_without_optimizer_state_back(habits: Run) -> None:
+    one, other = (rank["resync_of_a_rank_without_state"] for rank in habits.results)
+    assert one["digests"] == other["digests"]
+
+
 def test_resync_copies_from_the_rank_it_is_told(habits: Run) -> None:
     for rank in habits.results:
         assert rank["resync_from_another_rank_and_in_bfloat16"]["values"] == [1.0]
@@ -194,7 +201,7 @@ def test_resync_copies_from_the_rank_it_is_told(habits: Run) -> None:
 @pytest.mark.parametrize(
     ("case", "cause", "remedy"),
     [
-        ("warns_of_buffers", "broadcast of buffers", "broadcast_buffers=False"),
+        ("warns_of_buffers", "broadcast of buffers", "sync_buffers=False"),
         ("warns_of_unused_parameters", "map of used parameters", "find_unused_parameters=False"),
         ("warns_of_sync_batch_norm", "SyncBatchNorm", "BatchNorm"),
     ],
@@ -290,6 +297,11 @@ def test_after_close_backward_raises_and_nothing_is_open(habits: Run) -> None:
         assert result["left_open"] == [0, 0]
         assert "ClosedError: the group is closed" in result["refused"]
         assert result["ops"] == 3
+
+
+def test_a_model_that_goes_out_of_use_takes_its_threads_and_sockets_along(habits: Run) -> None:
+    for rank in habits.results:
+        assert rank["dropped"] == {"left_open": [0, 0]}
 
 
 def test_leaving_the_block_closes(habits: Run) -> None:

@@ -23,6 +23,7 @@ def test_arguments_come_before_the_environment_and_that_before_defaults(
 def test_every_field_can_be_set_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {
         "offload": "0",
+        "bound_sums": "1",
         "address": "127.0.0.1",
         "deadline_s": "0.5",
         "rendezvous_s": "3",

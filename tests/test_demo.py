@@ -212,5 +212,6 @@ def test_summary_says_that_replicas_differ_and_what_mended_it():
     assert "replicas at the end differ equal" in rows
     assert "after attachment.resync() equal" in rows
     assert "mean gradients lost, other ranks 25.00% 0.00%" in rows
+    assert "gradients too late, rank 1's 50.00% 0.00%" in rows
     assert "the lowest of all ranks 50.0% 75.0%" in rows
     assert "over its norm, was 0.03 (rank 1)" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -224,6 +225,22 @@ def test_after_close_nothing_waits_for_ever(tmp_path: Path, monkeypatch: pytest.
             assert future.done()
             with pytest.raises(RuntimeError, match="ClosedError: the group is closed"):
                 future.wait()
+
+
+def test_a_bucket_that_nobody_waited_for_is_settled_before_its_next_op(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an error in one bucket DDP does not wait for the others, and the user may go on."""
+    with reducers(tmp_path, monkeypatch, Device(), Device()) as (one, other):
+        first, second = torch.tensor([1.0]), torch.tensor([3.0])
+        with ThreadPoolExecutor(1) as pool:
+            early = one.average(first, key="bucket").future
+            late = pool.submit(one.average, second, key="bucket")
+            for value in (3.0, 5.0):
+                other.average(torch.tensor([value])).future.wait()
+            late.result().future.wait()
+        early.wait()
+        assert (first.item(), second.item()) == (2.0, 4.0)
 
 
 def test_what_is_in_flight_at_close_ends_with_an_error(

@@ -11,6 +11,7 @@ def test_totals_fit_on_one_line():
     stats = Stats(
         ops=4,
         deadline_ops=1,
+        partial_ops=3,
         coordinates=1000,
         lost_coordinates=25,
         sent_bytes=2_510_000_000,
@@ -18,7 +19,8 @@ def test_totals_fit_on_one_line():
     )
     assert (
         str(stats)
-        == "4 ops, 1 ended by the deadline, 2.50% of the results lost; 2.51 GB sent, 999 B received"
+        == "4 ops, 1 ended by the deadline, 2.50% of the results lost, 3 means without somebody's part; "
+        "2.51 GB sent, 999 B received"
     )
     assert "contributes nothing until resynced" in str(Stats(contributing=False))
 

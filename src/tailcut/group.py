@@ -12,6 +12,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import fields, replace
 from types import TracebackType
 
@@ -51,6 +52,11 @@ class Work:
             raise self._outcome
         assert self._outcome is not None
         return self._outcome
+
+    def settled(self) -> None:
+        """Block until the op has ended, well or not."""
+        with suppress(TailcutError):
+            self.wait()
 
     def done(self) -> bool:
         """Whether ``wait()`` would return at once."""
@@ -266,6 +272,7 @@ class Group:
                 totals.ops += 1
                 totals.deadline_ops += outcome.status == "deadline"
                 totals.lossy_ops += outcome.lost_frac > 0
+                totals.partial_ops += any(outcome.scatter_lost)
                 totals.behind_ops += outcome.behind_ops
                 totals.coordinates += outcome.length
                 totals.lost_coordinates += round(outcome.lost_frac * outcome.length)

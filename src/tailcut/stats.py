@@ -16,6 +16,8 @@ class Stats:
     """Ops that the deadline ended."""
     lossy_ops: int = 0
     """Ops with zeros in the result because a mean did not come or was EMPTY."""
+    partial_ops: int = 0
+    """Ops in whose mean, in this rank's own shard, a part of somebody's contribution is missing."""
     behind_ops: int = 0
     lost_coordinates: int = 0
     coordinates: int = 0
@@ -47,7 +49,9 @@ class Stats:
 
     def __str__(self) -> str:
         text = f"{self.ops} ops, {self.deadline_ops} ended by the deadline, "
-        text += f"{self.lost_frac:.2%} of the results lost; "
+        text += (
+            f"{self.lost_frac:.2%} of the results lost, {self.partial_ops} means without somebody's part; "
+        )
         text += f"{_with_unit(self.sent_bytes)} sent, {_with_unit(self.received_bytes)} received"
         return text if self.contributing else f"{text}; too far behind, contributes nothing until resynced"
 

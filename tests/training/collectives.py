@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tailcut
 from tailcut.pytorch import stats_of
-from tests.training.common import RANK, RANKS, Cases, perceptron, refusal, values
+from tests.training.common import INPUTS, RANK, RANKS, Cases, perceptron, refusal, values
 
 case = Cases("tailcut")
 MEAN = (RANKS - 1) / 2
@@ -237,7 +237,7 @@ def ddp() -> dict[str, Any]:
         torch.manual_seed(RANK)
         for _ in range(5):
             optimizer.zero_grad()
-            model(torch.randn(8, 24)).square().mean().backward()
+            model(torch.randn(8, INPUTS)).square().mean().backward()
             optimizer.step()
         return values(model), stats_of(group).ops if options["backend"] == "tailcut" else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import os
 import sys
@@ -144,6 +145,26 @@ def resync_with_a_tensor_as_learning_rate() -> dict[str, Any]:
 
 
 @case
+def resync_of_a_rank_without_state() -> dict[str, Any]:
+    """Rank 1 has just come back: a new optimizer, and an entry that the source does not have."""
+    ddp = DistributedDataParallel(perceptron())
+    optimizer = torch.optim.Adam(ddp.parameters(), lr=0.01)
+    attachment = tailcut.attach(ddp, PATIENT, optimizer)
+    steps(ddp, optimizer, 2)
+    if RANK == 1:
+        optimizer.state.clear()
+        optimizer.state[next(ddp.parameters())]["stray"] = torch.ones(3)
+        with torch.no_grad():
+            next(ddp.parameters()).add_(1)
+    attachment.resync()
+    digests = [replica_digest(ddp, optimizer)]
+    steps(ddp, optimizer, 2)
+    digests.append(replica_digest(ddp, optimizer))
+    attachment.close()
+    return {"digests": digests}
+
+
+@case
 def resync_from_another_rank_and_in_bfloat16() -> dict[str, Any]:
     ddp = DistributedDataParallel(perceptron().to(torch.bfloat16))
     attachment = tailcut.attach(ddp, PATIENT)
@@ -255,6 +276,18 @@ def after_close() -> dict[str, Any]:
         "refused": refusal(lambda: steps(ddp, optimizer, 1)),
         "ops": attachment.stats().ops,
     }
+
+
+@case
+def dropped() -> dict[str, Any]:
+    """The model goes out of use, and nobody has closed anything."""
+    gc.collect()
+    before = [udp_sockets(), native_threads()]
+    ddp, optimizer, attachment = trained()
+    dist.barrier()
+    del ddp, optimizer, attachment
+    gc.collect()
+    return {"left_open": [udp_sockets() - before[0], native_threads(before[1]) - before[1]]}
 
 
 @case

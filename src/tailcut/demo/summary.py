@@ -166,7 +166,8 @@ def _rows(tailcut: Cost, gloo: Cost, rank: int) -> list[tuple[str, str, str]]:
         row("  the lowest of all ranks", lambda cost: f"{min(cost.accuracy):.1%}"),
         row("mean gradients lost, other ranks", lambda cost: f"{_without(cost.means_lost, rank):.2%}"),
         row(f"mean gradients lost, rank {rank}", lambda cost: f"{cost.means_lost[rank]:.2%}"),
-        row(f"rank {rank}'s gradients too late for the mean", lambda c: f"{c.contributions_lost[rank]:.2%}"),
+        row("gradients too late, other ranks'", lambda c: f"{_without(c.contributions_lost, rank):.2%}"),
+        row(f"gradients too late, rank {rank}'s", lambda cost: f"{cost.contributions_lost[rank]:.2%}"),
         row("replicas at the end", lambda cost: _replicas(cost.drift)),
         ("  after attachment.resync()", _replicas(tailcut.drift_after_resync), ""),
     ]

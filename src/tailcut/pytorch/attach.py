@@ -5,6 +5,7 @@ Owns what a training script holds on to: figures, state, the end. Nothing of DDP
 # No postponed annotations: DDP compares those of its hook with the classes.
 
 import warnings
+import weakref
 from collections import deque
 from dataclasses import replace
 from functools import partial
@@ -76,7 +77,8 @@ class Attachment:
     def __init__(
         self, ddp: DistributedDataParallel, group: Group | None, optimizer: torch.optim.Optimizer | None
     ) -> None:
-        self._ddp: DistributedDataParallel | None = ddp
+        # Weak: the model holds its hook in C++, where the collector does not see the circle.
+        self._ddp: weakref.ref[DistributedDataParallel] | None = weakref.ref(ddp)
         self._optimizer = optimizer
         self._earlier: dict[str, int] = {}
         self._warned: set[str] = set()
@@ -108,9 +110,12 @@ class Attachment:
 
         Every rank calls it. Reliable, through DDP's own process group: it waits for everybody.
         """
-        if self._ddp is None:
-            raise ConfigError("this attachment was pickled and has no model; attach the loaded one")
-        copy_from(source, self._ddp, self._optimizer)
+        ddp = self._ddp() if self._ddp else None
+        if ddp is None:
+            raise ConfigError(
+                "this attachment has no model: it was pickled, or the model is gone; attach again"
+            )
+        copy_from(source, ddp, self._optimizer)
         if self._reducer:
             self._reducer.group.resynced()
 
@@ -212,7 +217,8 @@ def _warn_of_what_blocks(ddp: DistributedDataParallel) -> None:
     """What DDP and its modules send by themselves still waits for every rank."""
     blocking = []
     if ddp.broadcast_buffers and ddp.modules_buffers:
-        blocking.append("the broadcast of buffers before every forward pass (broadcast_buffers=False)")
+        switch = "forward_sync_buffers" if hasattr(ddp, "forward_sync_buffers") else "broadcast_buffers"
+        blocking.append(f"the broadcast of buffers before every forward pass ({switch}=False)")
     if ddp.find_unused_parameters and not ddp.static_graph:
         blocking.append("the map of used parameters (find_unused_parameters=False, or static_graph=True)")
     if any(isinstance(module, torch.nn.SyncBatchNorm) for module in ddp.module.modules()):

@@ -28,6 +28,8 @@ EXIT_LINGER_S = 3.0
 
 Listener = Callable[[Report], None]
 Future = torch.futures.Future[Any]
+Departure = tuple["Reduction", Passage]
+Arrival = tuple["Reduction", Passage, Work]
 
 
 class Reduction:
@@ -70,14 +72,13 @@ class Reducer:
         self._lock = threading.Lock()
         self._closed = False
         self._departing = 0  # reductions whose values are not on the host yet, in order of submission
-        self._departures: queue.SimpleQueue[tuple[Reduction, Passage] | None] = queue.SimpleQueue()
-        self._arrivals: queue.SimpleQueue[tuple[Reduction, Passage, Work] | None] = queue.SimpleQueue()
+        self._works: dict[Hashable, Work] = {}  # the latest of each key
+        self._departures: queue.SimpleQueue[Departure | None] = queue.SimpleQueue()
+        self._arrivals: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=target, name=f"tailcut-{name}", daemon=True)
-            for name, target in (("depart", self._submit_departed), ("complete", self._complete_ended))
+            _start("tailcut-depart", self._departures, Reducer._submit_departed, self),
+            _start("tailcut-complete", self._arrivals, Reducer._complete_ended, self),
         ]
-        for thread in self._threads:
-            thread.start()
         _open_reducers.add(self)
 
     def average(self, tensor: torch.Tensor, key: Hashable = None, scale: float = 1) -> Reduction:
@@ -111,8 +112,9 @@ class Reducer:
         finally:
             with self._lock:  # what was handed over before is in the queues, ahead of the end
                 self._closed = True
-                self._departures.put(None)
-            for thread in self._threads:
+            queues: tuple[queue.SimpleQueue[Any], ...] = (self._departures, self._arrivals)
+            for thread, work in zip(self._threads, queues, strict=True):
+                work.put(None)
                 if thread is not threading.current_thread():
                     thread.join()
             _open_reducers.discard(self)
@@ -120,45 +122,68 @@ class Reducer:
             if farewell is not None:
                 farewell()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_threads"):  # its model is gone, and nobody has closed it
+            self.close(linger_s=0.0)
+
     def _submit(self, reduction: Reduction, passage: Passage) -> None:
         try:
-            work = self.group.allreduce(passage.arrive().reshape(-1), reduction.key)
+            key = reduction.key
+            if key in self._works:
+                self._works[key].settled()  # after an error DDP does not wait for its other buckets
+            work = self.group.allreduce(passage.arrive().reshape(-1), key)
         except Exception as error:
             reduction.fail(error)
         else:
+            if key is not None:
+                self._works[key] = work
             self._arrivals.put((reduction, passage, work))
 
-    def _submit_departed(self) -> None:
-        while (departure := self._departures.get()) is not None:
-            reduction, passage = departure
-            with suppress(Exception):  # comes again under the lock, which must not be held while it blocks
-                passage.arrive()
-            with self._lock:
-                self._departing -= 1
-                self._submit(reduction, passage)
-        self._arrivals.put(None)
+    def _submit_departed(self, departure: Departure) -> None:
+        reduction, passage = departure
+        with suppress(Exception):  # comes again under the lock, which must not be held while it blocks
+            passage.arrive()
+        with self._lock:
+            self._departing -= 1
+            self._submit(reduction, passage)
 
-    def _complete_ended(self) -> None:
+    def _complete_ended(self, arrival: Arrival) -> None:
         """In order of submission: DDP waits for them in that order too."""
-        while (arrival := self._arrivals.get()) is not None:
-            reduction, passage, work = arrival
-            try:
-                report = reduction.report = work.wait()
-                if report.status == "behind":
-                    # Its next tensor is not the one that the others are at: leave before it is sent.
-                    self.group.close(linger_s=0.0)
-                    raise BehindError(
-                        f"{report}; window_ops={self.group.config.window_ops} is the most it may be behind. "
-                        "Its parameters are out of date: restart it from a checkpoint, or with its group"
-                    )
-                with passage.go_back():
-                    if reduction.scale != 1:
-                        reduction.tensor.detach().mul_(reduction.scale)
-                    if self._listener is not None:
-                        self._listener(report)
-                    reduction.complete()
-            except Exception as error:
-                reduction.fail(error)
+        reduction, passage, work = arrival
+        try:
+            report = reduction.report = work.wait()
+            if report.status == "behind":
+                # Its next tensor is not the one that the others are at: leave before it is sent.
+                self.group.close(linger_s=0.0)
+                raise BehindError(
+                    f"{report}; window_ops={self.group.config.window_ops} is the most it may be behind. "
+                    "Its parameters are out of date: restart it from a checkpoint, or with its group"
+                )
+            with passage.go_back():
+                if reduction.scale != 1:
+                    reduction.tensor.detach().mul_(reduction.scale)
+                if self._listener is not None:
+                    self._listener(report)
+                reduction.complete()
+        except Exception as error:
+            reduction.fail(error)
+
+
+def _start(
+    name: str, work: queue.SimpleQueue[Any], handle: Callable[[Reducer, Any], None], reducer: Reducer
+) -> threading.Thread:
+    """A thread that handles what is queued, until None. It does not keep an idle reducer alive."""
+    owner = weakref.ref(reducer)
+
+    def run() -> None:
+        while (item := work.get()) is not None:
+            if (there := owner()) is not None:
+                handle(there, item)
+            del there, item
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 _open_reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()

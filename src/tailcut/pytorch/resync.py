@@ -6,7 +6,7 @@ Through the process group that DDP was given, so it waits for every rank and los
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,7 @@ def copy_from(source: int, ddp: DistributedDataParallel, optimizer: torch.optim.
     root = dist.get_global_rank(group, source)
     tensors = [*ddp.module.parameters(), *ddp.module.buffers()]
     if optimizer is not None:
-        holders = [*_states(optimizer), *optimizer.param_groups]  # a learning rate may be a tensor too
-        tensors += [value for held in holders for value in held.values() if torch.is_tensor(value)]
-        _copy_plain_values(root, group, optimizer)
+        tensors += _agree_on_shape(root, group, optimizer)
     with torch.no_grad():
         for tensor in tensors:
             # Adam keeps its step counts on the host, where NCCL alone cannot go.
@@ -31,25 +29,51 @@ def copy_from(source: int, ddp: DistributedDataParallel, optimizer: torch.optim.
                 tensor.detach().copy_(contiguous)
 
 
-def _states(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
-    """In the order of the parameters, which is the same on all ranks."""
+class _Empty(NamedTuple):
+    """Stands for a tensor whose values come later."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    on_host: bool
+
+
+def _agree_on_shape(
+    root: int, group: dist.ProcessGroup, optimizer: torch.optim.Optimizer
+) -> list[torch.Tensor]:
+    """Give every optimizer the entries of the source: plain values, and tensors that are yet to be filled.
+
+    A rank that has just joined may have no state at all, and one that has been further may have more.
+    """
+    shape: list[Any] = [[_without_values(held) for held, _ in _holders(optimizer)]]
+    dist.broadcast_object_list(shape, root, group=group)
+    tensors = []
+    for (held, parameter), entries in zip(_holders(optimizer), shape[0], strict=True):
+        for name in set(held) - set(entries) - {"params"}:
+            del held[name]
+        for name, entry in entries.items():
+            if isinstance(entry, _Empty):
+                device = "cpu" if entry.on_host or parameter is None else parameter.device
+                if _without_values(held).get(name) != entry:
+                    held[name] = torch.zeros(entry.shape, dtype=entry.dtype, device=device)
+                tensors.append(held[name])
+            else:
+                held[name] = entry
+    return tensors
+
+
+def _holders(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], torch.Tensor | None]]:
+    """The groups with their learning rates, and the state of each parameter, in one order on all ranks."""
     for group in optimizer.param_groups:
+        yield group, None
         for parameter in group["params"]:
-            if parameter in optimizer.state:
-                yield optimizer.state[parameter]
+            yield optimizer.state[parameter], parameter  # makes an empty one if there is none
 
 
-def _copy_plain_values(root: int, group: dist.ProcessGroup, optimizer: torch.optim.Optimizer) -> None:
-    """Step counts and hyperparameters that are not tensors, as some optimizers and schedulers keep them."""
-    ours: list[Any] = [
-        [{k: v for k, v in state.items() if not torch.is_tensor(v)} for state in _states(optimizer)],
-        [
-            {k: v for k, v in g.items() if k != "params" and not torch.is_tensor(v)}
-            for g in optimizer.param_groups
-        ],
-    ]
-    dist.broadcast_object_list(ours, root, group=group)
-    for state, values in zip(_states(optimizer), ours[0], strict=True):
-        state.update(values)
-    for target, values in zip(optimizer.param_groups, ours[1], strict=True):
-        target.update(values)
+def _without_values(held: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _Empty(value.shape, value.dtype, value.device.type == "cpu")
+        if torch.is_tensor(value)
+        else value
+        for name, value in held.items()
+        if name != "params"
+    }
