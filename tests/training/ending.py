@@ -66,7 +66,8 @@ def steps_alone() -> None:
 def forks() -> None:
     child = os.fork()
     if child == 0:
-        sys.exit(0)  # with everything that runs at exit
+        attachment.close()  # is its parent's
+        os._exit(0)  # as a worker of multiprocessing: Gloo itself survives no other exit of a forked child
     say({"child": os.waitpid(child, 0)[1]})
     loader = DataLoader(
         TensorDataset(torch.randn(16, INPUTS), torch.randn(16, OUTPUTS)),

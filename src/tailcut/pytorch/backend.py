@@ -4,14 +4,13 @@ devices in one process group (``cpu:tailcut,cuda:nccl``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Backend
 from torch.distributed import ProcessGroupGloo
 
-from tailcut.pytorch.bounded import Bounded
+from tailcut.pytorch.bounded import Bounded, delegate
 
 DELEGATED = (
     "all_gather_single",
@@ -44,14 +43,6 @@ DELEGATED = (
 
 _alive: set[TailcutBackend] = set()
 """torch holds the C++ half only."""
-
-
-def _delegate(name: str) -> Callable[..., Any]:
-    def call(self: TailcutBackend, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._gloo, name)(*args, **kwargs)
-
-    call.__name__ = name
-    return call
 
 
 class TailcutBackend(Backend):
@@ -95,6 +86,4 @@ class TailcutBackend(Backend):
         return "tailcut"
 
 
-for _name in DELEGATED:
-    if hasattr(ProcessGroupGloo, _name):
-        setattr(TailcutBackend, _name, _delegate(_name))
+delegate(TailcutBackend, DELEGATED, "_gloo", ProcessGroupGloo)

@@ -1,12 +1,12 @@
 """The two halves of a process group: an inner Gloo for what must be exact, a tailcut group for what may be
 bounded. Owns the decision which is which: a pure function of what all ranks see alike, because each half
-matches its ops by their order. Knows nothing of torch's two adapter classes.
+matches its ops by their order. torch's two adapter classes are thin: what they share is here.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -82,3 +82,18 @@ def is_bounded(tensor: torch.Tensor, reduce_op: Any, config: Config) -> bool:
         return False
     large = tensor.numel() * tensor.element_size() >= config.bound_from_bytes
     return large and tensor.dtype in DTYPES and tensor.layout == torch.strided
+
+
+def delegate(adapter: type, names: Iterable[str], inner: str, original: type) -> None:
+    """Give ``adapter`` methods that call those of its attribute ``inner``, as far as this torch has them."""
+
+    def calling(name: str) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(getattr(self, inner), name)(*args, **kwargs)
+
+        call.__name__ = name
+        return call
+
+    for name in names:
+        if hasattr(original, name):
+            setattr(adapter, name, calling(name))

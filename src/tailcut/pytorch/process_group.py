@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 
-from tailcut.pytorch.bounded import Bounded
+from tailcut.pytorch.bounded import Bounded, delegate
 
 DELEGATED = (
     "allgather",
@@ -46,14 +45,6 @@ DELEGATED = (
 )
 """Every collective, under each of its names: one that is left to the base class calls C++ with the GIL held
 and hangs against Gloo's threads."""
-
-
-def _delegate(name: str) -> Callable[..., Any]:
-    def call(self: TailcutProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._inner, name)(*args, **kwargs)
-
-    call.__name__ = name
-    return call
 
 
 class TailcutProcessGroup(ProcessGroup):
@@ -92,6 +83,4 @@ class TailcutProcessGroup(ProcessGroup):
         return "tailcut"
 
 
-for _name in DELEGATED:
-    if hasattr(ProcessGroup, _name):
-        setattr(TailcutProcessGroup, _name, _delegate(_name))
+delegate(TailcutProcessGroup, DELEGATED, "_inner", ProcessGroup)

@@ -48,7 +48,7 @@ class GlooTrainer:
     def __init__(self, setup: Setup) -> None:
         join_gloo(setup.rank, setup.ranks, setup.rendezvous)
         torch.manual_seed(setup.seed)
-        self._ddp = DistributedDataParallel(_mlp(setup.layers), broadcast_buffers=False)
+        self._ddp = DistributedDataParallel(_mlp(setup.layers))
         self._optimizer = torch.optim.SGD(self._ddp.parameters(), setup.learning_rate, momentum=0.9)
 
     def step(self, images: Images, labels: Labels) -> float:
