@@ -67,7 +67,7 @@ sanitize: ASAN := build/sanitize-address
 sanitize: TSAN := build/sanitize-thread
 sanitize: $(STAMPS)/light ## run the native tests under the address, undefined and thread sanitizers
 	@scripts/system-packages sanitize
-	@$(call build_native,$(ASAN),address$(comma)undefined,sim_stress udp_stress fuzz_endpoint)
+	@$(call build_native,$(ASAN),address$(comma)undefined,sim_stress udp_stress fuzz_endpoint fuzz_codec)
 	@$(call build_native,$(TSAN),thread,udp_stress)
 	@echo "==> sim_stress (address, undefined)"
 	@$(ASAN)/sim_stress 300
@@ -77,6 +77,8 @@ sanitize: $(STAMPS)/light ## run the native tests under the address, undefined a
 	@rm -rf $(ASAN)/corpus && mkdir $(ASAN)/corpus
 	@$(ASAN)/fuzz_endpoint -runs=200000 -max_total_time=60 -seed=1 -verbosity=0 -print_final_stats=1 \
 	    -artifact_prefix=$(ASAN)/ $(ASAN)/corpus $(wildcard tests/native/corpus)
+	@echo "==> fuzz_codec (address, undefined)"
+	@$(ASAN)/fuzz_codec -runs=100000 -max_total_time=30 -seed=1 -verbosity=0 -print_final_stats=1 -artifact_prefix=$(ASAN)/
 	@echo "==> udp_stress (thread)"
 	@$(NO_ASLR) $(TSAN)/udp_stress
 

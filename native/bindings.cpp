@@ -9,6 +9,7 @@
 
 #include <cstring>
 
+#include "bind_codec.hpp"
 #include "drivers/simnet.hpp"
 #include "drivers/udp.hpp"
 
@@ -58,6 +59,14 @@ void bind_wire(nb::module_& m) {
         .def_rw("count", &wire::Header::count)
         .def_rw("stamp_us", &wire::Header::stamp_us)
         .def_rw("entry_us", &wire::Header::entry_us)
+        .def_prop_rw(
+            "codec", [](const wire::Header& h) { return static_cast<int>(h.codec); },
+            [](wire::Header& h, int codec) { h.codec = static_cast<wire::Codec>(codec); })
+        .def_rw("planes", &wire::Header::planes)
+        .def_rw("scale", &wire::Header::scale)
+        .def_rw("gain_full", &wire::Header::gain_full)
+        .def_rw("gain_one", &wire::Header::gain_one)
+        .def_prop_ro("stated_payload_bytes", &wire::stated_payload_bytes)
         .def("pack", [](const wire::Header& header) {
             const auto bytes = wire::pack(header);
             return nb::bytes(bytes.data(), bytes.size());
@@ -324,6 +333,7 @@ NB_MODULE(_native, m) {
     // torch keeps what its hooks refer to beyond the interpreter's end; the lanes are closed by then.
     nb::set_leak_warnings(false);
     bind_wire(m);
+    bind_codec(m);
     bind_reports(m);
     bind_udp(m);
     bind_simulation(m);

@@ -34,6 +34,26 @@ def test_arguments_that_are_not_understood_exit_with_2(arguments, capsys):
     assert "usage: tailcut" in capsys.readouterr().err
 
 
+def test_bench_codec_prints_rows_with_the_errors_of_the_table(tmp_path, capsys):
+    path = tmp_path / "codec.json"
+    assert main(["bench", "codec", "--size", "1M", "--rounds", "1", "--json", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[3:]] == ["memcpy", "rotate", *["encode", "decode"] * 4]
+    rows = json.loads(path.read_text())["rows"]
+    errors = {row["planes"]: row["nmse"] for row in rows if row["name"] == "decode"}
+    assert errors[1] == pytest.approx(0.571, rel=0.02)
+    assert errors[4] == pytest.approx(0.00964, rel=0.02)
+    assert errors[16] < 1e-8
+    assert all(row["ns"] > 0 and row["memcpy_multiple"] > 0 for row in rows)
+
+
+def test_bench_codec_needs_a_block_and_a_round(capsys):
+    assert main(["bench", "codec", "--size", "1K"]) != 0
+    assert "block" in capsys.readouterr().err
+    assert main(["bench", "codec", "--rounds", "0"]) != 0
+    assert "rounds=0" in capsys.readouterr().err
+
+
 def test_bench_prints_rows_and_writes_json(tmp_path, capsys):
     path = tmp_path / "run.json"
     options = [

@@ -36,6 +36,63 @@ def test_feedback_echoes_where_data_has_its_first_coordinate() -> None:
     assert (parsed.echo_us, parsed.first, reason) == (4242, 0, "")
 
 
+def planes_header(**values: object):
+    header = _native.Header()
+    for name, value in ({"codec": 1, "planes": 16, "count": 640, "scale": 0.5} | values).items():
+        setattr(header, name, value)
+    return header
+
+
+def test_planes_have_the_documented_bytes() -> None:
+    packed = planes_header(planes=5, gain_full=0x1234, gain_one=0x9876).pack()
+    assert TABLE_1.unpack(packed)[11] == 1 << 5 | 5
+    assert TABLE_1.unpack(packed)[15:] == (0.5, 0x1234, 0x9876)
+    parsed, reason = _native.parse_header(packed)
+    assert (parsed.codec, parsed.planes, parsed.scale, reason) == (1, 5, 0.5, "")
+    assert (parsed.gain_full, parsed.gain_one) == (0x1234, 0x9876)
+
+
+def test_planes_state_their_payload() -> None:
+    for planes in range(1, 17):
+        for count in (1, 64, 65, 640):
+            stride = -(-count // 64) * 8
+            assert planes_header(planes=planes, count=count).stated_payload_bytes == planes * stride
+            measured = planes_header(planes=planes, count=count, gain_one=7)
+            table = 2 * min(max(planes - 2, 0), 8)
+            assert measured.stated_payload_bytes == planes * stride + table
+    assert planes_header(flags=2).stated_payload_bytes == 0
+
+
+def test_unknown_codecs_and_planes_are_refused() -> None:
+    """W3: raw has no planes, planes has 1 to 16, and only DATA has a codec."""
+    for codec in range(8):
+        for planes in range(32):
+            known = (codec, planes) == (0, 0) or (codec == 1 and 1 <= planes <= 16)
+            reason = _native.parse_header(planes_header(codec=codec, planes=planes).pack())[1]
+            assert reason == ("" if known else "type")
+    assert _native.parse_header(planes_header(type=2).pack())[1] == "type"
+
+
+def test_scales_and_gains_that_nobody_sends_are_refused() -> None:
+    """W7: a scale is a number, or NaN with the flag NON-FINITE; a gain is a number above -1."""
+    for scale in (-1.0, float("inf"), float("-inf"), float("nan")):
+        assert _native.parse_header(planes_header(scale=scale).pack())[1] == "shape"
+    assert _native.parse_header(planes_header(scale=float("nan"), flags=4).pack())[1] == ""
+    assert _native.parse_header(planes_header(scale=float("inf"), flags=4).pack())[1] == "shape"
+    for gain, reason in {0x7C00: "shape", 0x7E01: "shape", 0xBC00: "shape", 0xBBFF: "", 0x7BFF: ""}.items():
+        assert _native.parse_header(planes_header(gain_one=gain).pack())[1] == reason
+        assert _native.parse_header(planes_header(gain_full=gain).pack())[1] == reason
+
+
+def test_an_op_does_not_take_planes_for_raw() -> None:
+    header = forged(group_tag=group_tag(0), source=1, shard=0, bucket_len=3000, count=64)
+    header.codec, header.planes, header.scale = 1, 16, 1.0
+    simulation = run_with([header.pack() + bytes(128)])
+    assert simulation.native.counters[0].rejected["type"] == 2
+    expected = rank_order_mean(simulation.inputs[0]).tobytes()
+    assert all(result.tobytes() == expected for result in simulation.results[0])
+
+
 fields = st.fixed_dictionaries(
     {
         "type": st.integers(1, 3),

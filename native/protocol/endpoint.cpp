@@ -203,6 +203,7 @@ std::optional<wire::Reject> Endpoint::check_shape(const wire::Header& header,
                                                   std::size_t payload_bytes) const {
     const Shape& shape = settings_.shape;
     const bool gather = header.stage() == wire::Stage::kGather;
+    if (header.codec != wire::Codec::kRaw) return wire::Reject::kType;  // known to the wire, not yet to an op
     if (header.shard >= shape.ranks) return wire::Reject::kShape;
     if (shape.owner(header.shard, header.seq) != (gather ? header.source : shape.self))
         return wire::Reject::kOwner;

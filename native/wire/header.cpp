@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstring>
+#include <limits>
 
 namespace tailcut::wire {
 namespace {
@@ -33,6 +34,23 @@ enum Offset : std::size_t {
 std::uint8_t known_flags(std::uint8_t type) {
     return type == static_cast<std::uint8_t>(Type::kData) ? kGatherStage | kEmpty | kNonFinite | kOver
                                                           : kGoodbyeKnown | kReplyWanted;
+}
+
+bool known_codec(std::uint8_t type, std::uint8_t codec, std::uint8_t planes) {
+    if (codec == static_cast<std::uint8_t>(Codec::kRaw)) return planes == 0;
+    return codec == static_cast<std::uint8_t>(Codec::kPlanes) && planes >= 1 && planes <= kMaxPlanes &&
+           type == static_cast<std::uint8_t>(Type::kData);
+}
+
+// W7 for planes: a scale that a sender may state, and gains that are numbers above -1.
+bool sound_scale(const Header& header) {
+    if (header.codec != Codec::kPlanes || header.empty()) return true;
+    const auto sound = [](std::uint16_t half) {
+        return (half & 0x7C00) != 0x7C00 && (half & 0x8000 ? (half & 0x7FFF) < 0x3C00 : true);
+    };
+    const bool scale_ok = header.scale >= 0 && header.scale <= std::numeric_limits<float>::max();
+    const bool marked = header.scale != header.scale && header.flags & kNonFinite;
+    return (scale_ok || marked) && sound(header.gain_full) && sound(header.gain_one);
 }
 
 template <typename T>
@@ -94,10 +112,11 @@ Parsed parse(std::span<const std::byte> datagram) {
     header.flags = get<std::uint8_t>(datagram, kAtFlags);
     const auto codec = get<std::uint8_t>(datagram, kAtCodec);
     if (type < static_cast<std::uint8_t>(Type::kData) || type > static_cast<std::uint8_t>(Type::kGoodbye) ||
-        (header.flags & ~known_flags(type)) || codec >> 5 != static_cast<std::uint8_t>(Codec::kRaw) ||
-        (codec & 31) != 0)
+        (header.flags & ~known_flags(type)) || !known_codec(type, codec >> 5, codec & 31))
         return refuse(Reject::kType);
     header.type = static_cast<Type>(type);
+    header.codec = static_cast<Codec>(codec >> 5);
+    header.planes = codec & 31;
     header.group_tag = get<std::uint64_t>(datagram, kAtGroupTag);
     header.source = get<std::uint16_t>(datagram, kAtSource);
     header.shard = get<std::uint16_t>(datagram, kAtShard);
@@ -111,13 +130,16 @@ Parsed parse(std::span<const std::byte> datagram) {
     header.scale = get<float>(datagram, kAtScale);
     header.gain_full = get<std::uint16_t>(datagram, kAtGainFull);
     header.gain_one = get<std::uint16_t>(datagram, kAtGainOne);
+    if (!sound_scale(header)) return refuse(Reject::kShape);
     parsed.ok = true;
     return parsed;
 }
 
 std::size_t stated_payload_bytes(const Header& header) {
     if (header.type != Type::kData || header.empty()) return 0;
-    return std::size_t{header.count} * sizeof(float);
+    if (header.codec == Codec::kRaw) return std::size_t{header.count} * sizeof(float);
+    const std::size_t plane_bytes = (std::size_t{header.count} + 63) / 64 * 8;
+    return plane_bytes * header.planes + gain_table_bytes(header.planes, header.gain_one != 0);
 }
 
 }  // namespace tailcut::wire

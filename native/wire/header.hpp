@@ -15,7 +15,7 @@ inline constexpr std::uint8_t kVersion = 1;
 inline constexpr std::uint32_t kNotEntered = 0xFFFFFFFF;
 
 enum class Type : std::uint8_t { kData = 1, kFeedback = 2, kGoodbye = 3 };
-enum class Codec : std::uint8_t { kRaw = 0 };
+enum class Codec : std::uint8_t { kRaw = 0, kPlanes = 1 };
 enum class Stage : std::uint8_t { kScatter = 0, kGather = 1 };
 
 enum Flag : std::uint8_t {
@@ -32,11 +32,11 @@ enum Flag : std::uint8_t {
 enum class Reject : std::uint8_t {
     kShort,      // W1: shorter than a header
     kVersion,    // W2: wrong magic or version
-    kType,       // W3: unknown type, flag or codec
+    kType,       // W3: unknown type, flag, codec or number of planes
     kGroup,      // W4: another group's tag
     kSource,     // W5: a source that is no other member of the group
     kSeq,        // W6: an op outside the window
-    kShape,      // W7: a shard, run or length that does not fit the bucket
+    kShape,      // W7: a shard, run, length or scale that does not fit
     kOwner,      // W8: a shard the source or the receiver does not own in this op
     kDuplicate,  // W9: a run that has already arrived
     kLate,       // W10: a contribution to a closed SCATTER
@@ -64,9 +64,10 @@ struct Header {
     std::uint8_t planes = 0;               // bits per coordinate; 0 for raw
     std::uint32_t stamp_us = 0;            // strictly increasing per source and destination
     std::uint32_t entry_us = kNotEntered;  // age of the source's entry into the op when this was sent
-    float scale = 0;                       // block scale; unused by raw
-    std::uint16_t gain_full = 0;           // measured gains, fp16; unused by raw
-    std::uint16_t gain_one = 0;
+    float scale = 0;  // planes: σ of the block; NaN, with kNonFinite: it holds an Inf or a NaN
+    std::uint16_t gain_full =
+        0;  // planes: measured gain at the sent planes, fp16, as codec/gains.hpp defines it
+    std::uint16_t gain_one = 0;  // the same at one plane; 0: not measured, and no table follows plane 1
 
     Stage stage() const { return flags & kGatherStage ? Stage::kGather : Stage::kScatter; }
     bool empty() const { return flags & kEmpty; }
@@ -82,6 +83,14 @@ struct Parsed {
     Reject reason = Reject::kShort;
 };
 Parsed parse(std::span<const std::byte> datagram);
+
+inline constexpr int kMaxPlanes = 16;
+inline constexpr int kMeasuredPlanes = 9;  // gains are stated up to this number of planes
+// The bytes of the gains at 2 and more planes, which follow plane 1 if they were measured.
+constexpr std::size_t gain_table_bytes(int planes, bool measured) {
+    const int stated = planes - 2 < kMeasuredPlanes - 1 ? planes - 2 : kMeasuredPlanes - 1;
+    return measured && stated > 0 ? 2 * static_cast<std::size_t>(stated) : 0;
+}
 
 // The payload bytes that an untrimmed packet with this header carries.
 std::size_t stated_payload_bytes(const Header& header);

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tailcut import codec
     from tailcut.config import Config
     from tailcut.errors import BehindError, ClosedError, ConfigError, PeerError, TailcutError
     from tailcut.group import Group, Work
@@ -32,6 +33,7 @@ __all__ = [
     "TailcutError",
     "Work",
     "attach",
+    "codec",
     "simulate",
 ]
 
@@ -67,6 +69,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Load a name when it is first used: torch imports tailcut for its backend, and most need no more."""
+    if name == "codec":
+        return import_module("tailcut.codec")
     home = next((module for module, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'tailcut' has no attribute {name!r}")

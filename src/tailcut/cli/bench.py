@@ -9,8 +9,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailcut.bench import machine, table
+from tailcut.bench import codec_table, machine, table
 from tailcut.bench.allreduce import DEFAULT_SIZES, Options, Row, run
+from tailcut.bench.codec import DEFAULT_SIZE_BYTES, CodecOptions, Step, run_codec
 from tailcut.cli.sizes import size_bytes
 from tailcut.config import Config
 from tailcut.errors import ConfigError
@@ -23,6 +24,7 @@ def add_command(commands: Commands) -> None:
     parser = commands.add_parser("bench", help="measure, with results checked")
     benchmarks = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     _add_allreduce(benchmarks)
+    _add_codec(benchmarks)
 
 
 def _add_allreduce(benchmarks: Commands) -> None:
@@ -85,6 +87,51 @@ def _run_allreduce(arguments: argparse.Namespace) -> None:
         progress.clear()
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(table.as_json(options, facts, copied, rows), indent=1) + "\n")
+
+
+def _add_codec(benchmarks: Commands) -> None:
+    parser = benchmarks.add_parser(
+        "codec",
+        help="time per coordinate of the codec, as multiples of memcpy",
+        description="Rotates, encodes and decodes one vector of normal random numbers on one core. Each step "
+        "is timed next to a memcpy of the same vector; the best of all rounds counts. NMSE is that of the "
+        "unbiased result.",
+    )
+    parser.set_defaults(run=_run_codec)
+    add = parser.add_argument
+    add("--size", type=size_bytes, default=DEFAULT_SIZE_BYTES, metavar="SIZE", help="bytes (default: 105M)")
+    add("--rounds", type=int, default=9, metavar="N", help="times that everything is measured (default: 9)")
+    add(
+        "--packet-bytes", type=size_bytes, default=1472, metavar="SIZE", help="largest packet (default: 1472)"
+    )
+    add(
+        "--trim-bytes",
+        type=size_bytes,
+        default=256,
+        metavar="SIZE",
+        help="shortest frame that a switch leaves",
+    )
+    add("--json", type=Path, metavar="FILE", help="write everything to FILE")
+
+
+def _run_codec(arguments: argparse.Namespace) -> None:
+    options = CodecOptions(
+        size_bytes=arguments.size,
+        rounds=arguments.rounds,
+        packet_bytes=arguments.packet_bytes,
+        trim_bytes=arguments.trim_bytes,
+    )
+    if arguments.json is not None:
+        _check_writable(arguments.json)
+    facts = machine.describe()
+    print(f"# {facts['cpu']}, one core, {options.count} coordinates, best of {options.rounds}")
+    print(codec_table.header())
+    steps: list[Step] = []
+    for step in run_codec(options):
+        print(codec_table.line(step), flush=True)
+        steps.append(step)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(codec_table.as_json(options, facts, steps), indent=1) + "\n")
 
 
 def _title(options: Options, ranks: int, copied_bytes_per_s: float) -> str:

@@ -1,0 +1,57 @@
+// How a shard is cut into blocks: a function of its length alone, so that all ranks cut alike.
+//
+// The shard, filled up to a whole granule, is cut into blocks of kBlock coordinates; what is left is cut into
+// descending powers of two, each at most once, of a granule at least. So there are at most 63 coordinates of
+// padding in all, they are zeros at the end of the last block, and at most nine blocks are shorter than kBlock.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "protocol/types.hpp"
+
+namespace tailcut::codec {
+
+// Chosen by measurement (docs/codec.md): as fast as smaller ones, and a block is the most that a packet may hold.
+inline constexpr std::uint32_t kBlockLog2 = 15;
+inline constexpr std::uint32_t kBlock = 1u << kBlockLog2;
+
+struct BlockSpan {
+    std::uint32_t index = 0;
+    std::uint32_t begin = 0;  // within the shard
+    std::uint32_t length =
+        0;  // a power of two, at least a granule; may end up to 63 coordinates after the shard
+};
+
+class Blocks {
+public:
+    explicit Blocks(std::uint32_t shard_len) : padded_((std::uint64_t{shard_len} + kGranule - 1) & ~63ull) {}
+
+    std::uint64_t padded() const { return padded_; }
+    std::uint32_t count() const {
+        return static_cast<std::uint32_t>(padded_ / kBlock) +
+               static_cast<std::uint32_t>(std::popcount(padded_ % kBlock));
+    }
+    // The block of a coordinate, which must be below padded().
+    BlockSpan of(std::uint32_t coordinate) const {
+        const auto whole = static_cast<std::uint32_t>(padded_ / kBlock);
+        if (coordinate / kBlock < whole) return {coordinate / kBlock, coordinate / kBlock * kBlock, kBlock};
+        // In the rest, a block begins where the bits of the rest above its own are all set.
+        const auto rest = static_cast<std::uint32_t>(padded_ % kBlock);
+        const std::uint32_t offset = coordinate % kBlock;
+        const std::uint32_t length = std::bit_floor(offset ^ rest);
+        const std::uint32_t begin = rest & ~(2 * length - 1);
+        return {whole + static_cast<std::uint32_t>(std::popcount(begin)), whole * kBlock + begin, length};
+    }
+
+private:
+    std::uint64_t padded_;
+};
+
+// Rule 8: the same rotation on all ranks, another for every op, shard and block.
+constexpr std::uint64_t block_key(std::uint64_t seed, Seq seq, Rank shard, std::uint32_t block) {
+    return mix(mix(mix(seed) ^ (std::uint64_t{shard} << 32 | seq)) ^ block);
+}
+
+}  // namespace tailcut::codec

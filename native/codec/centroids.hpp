@@ -1,0 +1,71 @@
+// What a prefix of a coordinate's code means: the cell's conditional mean under N(0, 1), and the distortion of that.
+//
+// A coordinate's code is q = floor(65536·Φ(y/1.6)); the first b bits name one of 2^b nested cells. Cells lie
+// symmetrically about zero, so tables are kept for magnitudes. Up to 11 bits a table has every cell; from 12 bits
+// on a cell is so small that its mean is its middle, found on the chord of one of 2048 pieces: 24 KB in all, which
+// stays in L1 where a table of 2^16 means does not.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace tailcut::codec {
+
+inline constexpr int kMaxPlanes = 16;
+inline constexpr int kTableBits = 11;
+inline constexpr double kSpread = 1.6;
+inline constexpr double kCodeUnit =
+    kSpread * 2.8284271247461903;  // y of one unit of the code's argument: 1.6·√8
+
+// D_b: the mean squared error of b bits on N(0, 1); 1 for none. docs/codec.md, table 1; tests compute it anew.
+inline constexpr std::array<double, kMaxPlanes + 1> kDistortion = {1.0,
+                                                                   0.36338022763,
+                                                                   0.11943084604,
+                                                                   0.034847969507,
+                                                                   0.0095478777747,
+                                                                   0.0025256434165,
+                                                                   6.5436443935e-4,
+                                                                   1.6739107243e-4,
+                                                                   4.2477537847e-5,
+                                                                   1.0723902331e-5,
+                                                                   2.6983464881e-6,
+                                                                   6.7747760846e-7,
+                                                                   1.699e-7,
+                                                                   4.26e-8,
+                                                                   1.07e-8,
+                                                                   2.7e-9,
+                                                                   7e-10};
+
+struct Centroids {
+    // The mean of the m-th cell from zero outwards at b <= 11 bits is means[2^(b-1) + m].
+    std::array<float, 1u << kTableBits> means;
+    // The i-th piece: where it begins, and its width.
+    struct Piece {
+        float begin, width;
+    };
+    std::array<Piece, 1u << kTableBits> pieces;
+
+    // Of the first `bits` bits of a code. The vector kernels do this arithmetic and no other.
+    float of(std::uint32_t prefix, int bits) const {
+        const std::uint32_t half = 1u << (bits - 1);
+        const bool negative = prefix < half;
+        const std::uint32_t m = (negative ? ~prefix : prefix) & (half - 1);
+        float magnitude;
+        if (bits <= kTableBits) {
+            magnitude = means[half + m];
+        } else {
+            const int below = bits - kTableBits - 1;
+            const auto [begin, width] = pieces[m >> below];
+            const auto low = static_cast<float>(m & ((1u << below) - 1));
+            const float step = 1.0f / static_cast<float>(1u << below);
+            magnitude = begin + width * (low * step + 0.5f * step);
+        }
+        return negative ? -magnitude : magnitude;
+    }
+};
+
+// Built when first asked for, once, by sums, products and quotients of doubles alone: no library function, so that
+// every machine has the same bits.
+const Centroids& centroids();
+
+}  // namespace tailcut::codec

@@ -1,0 +1,25 @@
+#include "codec/dispatch.hpp"
+
+#include <atomic>
+
+namespace tailcut::codec {
+namespace {
+
+// The only state of the codec: a switch of the tests.
+std::atomic<bool> scalar_wanted{false};
+
+bool has_avx2() {
+#if defined(__x86_64__)
+    static const bool has = __builtin_cpu_supports("avx2");
+    return has;
+#else
+    return false;
+#endif
+}
+
+}  // namespace
+
+bool use_avx2() { return has_avx2() && !scalar_wanted.load(std::memory_order_relaxed); }
+void use_scalar_kernels(bool scalar) { scalar_wanted.store(scalar, std::memory_order_relaxed); }
+
+}  // namespace tailcut::codec

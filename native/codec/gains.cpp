@@ -1,0 +1,70 @@
+#include "codec/gains.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "codec/planes_kernels.hpp"
+#include "protocol/types.hpp"
+
+namespace tailcut::codec {
+namespace {
+
+constexpr std::size_t kStrata = 64;  // each gives eight neighbours: 512 coordinates
+
+}  // namespace
+
+std::uint16_t to_half(float value) {
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000);
+    const std::uint32_t magnitude = bits & 0x7FFFFFFF;
+    if (magnitude >= 0x47800000)  // 65536 and beyond, Inf, NaN
+        return static_cast<std::uint16_t>(sign | (magnitude > 0x7F800000 ? 0x7E00 : 0x7C00));
+    // Below 2^-14 the half's last place is 2^-24: adding 0.5 in fp32 rounds to it.
+    if (magnitude < 0x38800000)
+        return static_cast<std::uint16_t>(
+            sign | (std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3F000000));
+    const std::uint32_t rounded = magnitude + 0xFFF + (magnitude >> 13 & 1) - 0x38000000;
+    return static_cast<std::uint16_t>(sign | rounded >> 13);
+}
+
+float from_half(std::uint16_t half) {
+    const std::uint32_t sign = std::uint32_t{half & 0x8000u} << 16, rest = half & 0x7FFF;
+    if (rest >= 0x7C00) return std::bit_cast<float>(sign | 0x7F800000 | (rest & 0x3FF) << 13);
+    if (rest < 0x400) {  // denormal: rest · 2^-24
+        const float value = static_cast<float>(rest) * 0x1p-24f;
+        return sign ? -value : value;
+    }
+    return std::bit_cast<float>(sign | ((rest << 13) + 0x38000000));
+}
+
+Gains measure_gains(std::span<const float> z, const Scale& scale, std::uint64_t key, int planes) {
+    // Eight neighbours at a random place of each stratum: signs of a Hadamard row repeat with periods of powers of
+    // two, so that a regular sample of a lattice would see one of its values only.
+    const Centroids& means = centroids();
+    const int most = std::min(planes, kMeasuredBits);
+    const std::size_t strata = std::min(kStrata, z.size() / 8), stratum = z.size() / strata;
+    std::array<double, kMeasuredBits + 1> held{};
+    double whole = 0;
+    for (std::size_t s = 0; s < strata; ++s) {
+        const std::size_t at = s * stratum + mix(mix(key ^ 0x6761696E) + s) % (stratum / 8) * 8;
+        for (std::size_t k = at; k < at + 8; ++k) {
+            const float t = z[k] * scale.unit;
+            const double y = double{t} * kCodeUnit;
+            const std::uint32_t q = quantize(t);
+            whole += y * y;
+            for (int b = 1; b <= most; ++b)
+                held[static_cast<std::size_t>(b)] += y * double{means.of(q >> (kMaxPlanes - b), b)};
+        }
+    }
+    Gains gains;
+    if (!(whole > 0)) return gains;
+    for (std::size_t b = 1; b <= static_cast<std::size_t>(most); ++b) {
+        const double r = held[b] / (whole * (1 - kDistortion[b])) - 1;
+        gains.deviation[b] = to_half(static_cast<float>(std::clamp(r, -0.96875, 4095.0)));
+    }
+    if (gains.deviation[1] == 0) gains.deviation[1] = 1;  // measured, and zero: as good as
+    return gains;
+}
+
+}  // namespace tailcut::codec

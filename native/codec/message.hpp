@@ -1,0 +1,62 @@
+// One vector as packets, and packets as one vector: what tailcut.codec does, without a group. The packets are those of
+// an op's wire format; an op does the same block by block, as it sends and receives.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "codec/blocks.hpp"
+#include "wire/header.hpp"
+
+namespace tailcut::codec {
+
+struct MessageSpec {
+    wire::Codec codec = wire::Codec::kPlanes;
+    int planes = 16;  // 1 to 16; not looked at by raw
+    std::uint64_t seed = 0;
+    std::size_t packet_bytes = 1472;       // header and payload
+    std::size_t trim_payload_bytes = 166;  // what a switch leaves of a payload: plane 1 fits
+
+    // Granules of a full packet; 0: not even one fits.
+    std::uint32_t packet_granules() const;
+};
+
+class Message {
+public:
+    // Needs packet_granules() > 0. The memory of an earlier message is used again.
+    void encode(std::span<const float> x, const MessageSpec& spec);
+
+    std::size_t packets() const { return ends_.size(); }
+    std::size_t bytes() const { return ends_.empty() ? 0 : ends_.back(); }
+    std::span<const std::byte> packet(std::size_t k) const {
+        const std::size_t begin = k == 0 ? 0 : ends_[k - 1];
+        return std::span(buffer_).subspan(begin, ends_[k] - begin);
+    }
+
+    // What an owner does with the contributions to its shard: the mean over what came of each, encoded once.
+    using Packets = std::vector<std::span<const std::byte>>;
+    void encode_mean(std::span<const Packets> contributions, std::uint32_t n, const MessageSpec& spec);
+
+private:
+    std::span<std::byte> append(const wire::Header& header);
+    void append_block(std::span<const float> z, const BlockSpan& block, const struct Scale& scale,
+                      std::uint64_t key, std::uint32_t n, const MessageSpec& spec);
+    void append_raw(std::span<const float> x, const MessageSpec& spec);
+
+    std::vector<std::byte> buffer_;
+    std::vector<std::size_t> ends_;
+};
+
+struct DecodeCounts {
+    std::size_t used = 0;
+    std::array<std::size_t, wire::kRejectReasons> rejected{};
+};
+// Packets in any order, cut anywhere, lost, or not ours at all. Planes: unbiased in each block of which anything
+// came, or with `biased` of least squared error. Raw: what did not come is zero.
+DecodeCounts decode_message(std::span<const std::span<const std::byte>> packets, std::uint64_t seed,
+                            bool biased, std::span<float> out);
+
+}  // namespace tailcut::codec

@@ -1,0 +1,163 @@
+// The rotation with AVX2: strides 1 to 32 in registers on 64 coordinates at a time, then up to sixteen-fold passes
+// in L1. A block that is larger than L1 is done tile by tile, and a last pass joins the tiles.
+#include "codec/rotate_kernels.hpp"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#define TAILCUT_AVX2 [[gnu::target("avx2")]]
+#define TAILCUT_AVX2_INLINE [[gnu::target("avx2"), gnu::always_inline]] inline
+
+namespace tailcut::codec {
+namespace {
+
+constexpr std::size_t kTile = 4096;
+constexpr std::size_t kAhead = 1024;
+
+// What happens to a coordinate before the first butterfly or after the last one.
+enum class Edge { kNone, kSigns, kScale, kScaleSigns };
+
+struct Pass {
+    const std::uint64_t* signs;  // of the first coordinate of the pass
+    float factor;
+};
+
+TAILCUT_AVX2_INLINE __m256 flip(__m256 v, const std::uint64_t* signs, std::size_t k) {
+    std::int32_t word;
+    std::memcpy(&word, reinterpret_cast<const char*>(signs) + k / 8, sizeof word);
+    const __m256i shifts = _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24);
+    const __m256i top = _mm256_sllv_epi32(_mm256_set1_epi32(word), shifts);
+    return _mm256_xor_ps(v, _mm256_and_ps(_mm256_castsi256_ps(top), _mm256_set1_ps(-0.0f)));
+}
+
+template <Edge edge>
+TAILCUT_AVX2_INLINE void store(float* out, std::size_t k, __m256 v, const Pass& pass) {
+    if constexpr (edge == Edge::kScale || edge == Edge::kScaleSigns)
+        v = _mm256_mul_ps(v, _mm256_set1_ps(pass.factor));
+    if constexpr (edge == Edge::kScaleSigns) v = flip(v, pass.signs, k);
+    _mm256_storeu_ps(out + k, v);
+}
+
+template <std::size_t n>
+TAILCUT_AVX2_INLINE void across(__m256 (&v)[n]) {
+#pragma GCC unroll 4
+    for (std::size_t h = 1; h < n; h *= 2)
+#pragma GCC unroll 16
+        for (std::size_t k = 0; k < n; ++k)
+            if (!(k & h)) {
+                const __m256 a = v[k], b = v[k + h];
+                v[k] = _mm256_add_ps(a, b);
+                v[k + h] = _mm256_sub_ps(a, b);
+            }
+}
+
+// Strides 1, 2, 4: the partner's value plus or minus the own one.
+TAILCUT_AVX2_INLINE __m256 within(__m256 v) {
+    const __m256 odd = _mm256_setr_ps(0.0f, -0.0f, 0.0f, -0.0f, 0.0f, -0.0f, 0.0f, -0.0f);
+    const __m256 pairs = _mm256_setr_ps(0.0f, 0.0f, -0.0f, -0.0f, 0.0f, 0.0f, -0.0f, -0.0f);
+    const __m256 upper = _mm256_setr_ps(0.0f, 0.0f, 0.0f, 0.0f, -0.0f, -0.0f, -0.0f, -0.0f);
+    v = _mm256_add_ps(_mm256_permute_ps(v, 0xB1), _mm256_xor_ps(v, odd));
+    v = _mm256_add_ps(_mm256_permute_ps(v, 0x4E), _mm256_xor_ps(v, pairs));
+    return _mm256_add_ps(_mm256_permute2f128_ps(v, v, 0x01), _mm256_xor_ps(v, upper));
+}
+
+// Strides 1 to 32.
+template <Edge before, Edge after>
+TAILCUT_AVX2 void first_pass(const float* in, float* out, std::size_t n, const Pass& pass, SumLanes* sums) {
+    __m256 squares[2], fourths[2];
+    if constexpr (before == Edge::kSigns)
+        for (std::size_t l = 0; l < 2; ++l) {
+            squares[l] = _mm256_loadu_ps(sums->squares + 8 * l);
+            fourths[l] = _mm256_loadu_ps(sums->fourths + 8 * l);
+        }
+    for (std::size_t base = 0; base < n; base += 64) {
+        // The next tile, while this one keeps the processor busy: the hardware's prefetcher stops at a page's end.
+        for (std::size_t line = 0; line < 4; ++line)
+            _mm_prefetch(reinterpret_cast<const char*>(in + base + kAhead + 16 * line), _MM_HINT_T0);
+        __m256 v[8];
+#pragma GCC unroll 8
+        for (std::size_t r = 0; r < 8; ++r) {
+            v[r] = _mm256_loadu_ps(in + base + 8 * r);
+            if constexpr (before == Edge::kSigns) {
+                const __m256 square = _mm256_mul_ps(v[r], v[r]);
+                squares[r % 2] = _mm256_add_ps(squares[r % 2], square);
+                fourths[r % 2] = _mm256_add_ps(fourths[r % 2], _mm256_mul_ps(square, square));
+                v[r] = flip(v[r], pass.signs, base + 8 * r);
+            }
+            v[r] = within(v[r]);
+        }
+        across(v);
+#pragma GCC unroll 8
+        for (std::size_t r = 0; r < 8; ++r) store<after>(out, base + 8 * r, v[r], pass);
+    }
+    if constexpr (before == Edge::kSigns)
+        for (std::size_t l = 0; l < 2; ++l) {
+            _mm256_storeu_ps(sums->squares + 8 * l, squares[l]);
+            _mm256_storeu_ps(sums->fourths + 8 * l, fourths[l]);
+        }
+}
+
+// Strides h to h·radix/2.
+template <std::size_t radix, Edge after>
+TAILCUT_AVX2 void pass_of(const float* in, float* out, std::size_t n, std::size_t h, const Pass& pass) {
+    for (std::size_t base = 0; base < n; base += radix * h)
+        for (std::size_t k = base; k < base + h; k += 8) {
+            __m256 v[radix];
+#pragma GCC unroll 16
+            for (std::size_t r = 0; r < radix; ++r) v[r] = _mm256_loadu_ps(in + k + r * h);
+            across(v);
+#pragma GCC unroll 16
+            for (std::size_t r = 0; r < radix; ++r) store<after>(out, k + r * h, v[r], pass);
+        }
+}
+
+template <Edge after>
+void any_pass(std::size_t radix, const float* in, float* out, std::size_t n, std::size_t h,
+              const Pass& pass) {
+    if (radix == 2) pass_of<2, after>(in, out, n, h, pass);
+    if (radix == 4) pass_of<4, after>(in, out, n, h, pass);
+    if (radix == 8) pass_of<8, after>(in, out, n, h, pass);
+    if (radix == 16) pass_of<16, after>(in, out, n, h, pass);
+}
+
+// All strides of n coordinates; the last pass writes to `out`, those before it to `work`.
+template <Edge before, Edge after>
+void transform(const float* in, float* work, float* out, std::size_t n, const Pass& pass, SumLanes* sums) {
+    if (n == 64) return first_pass<before, after>(in, out, n, pass, sums);
+    if (n > 2 * kTile) {
+        for (std::size_t at = 0; at < n; at += kTile)
+            transform<before, Edge::kNone>(in + at, work + at, work + at, kTile,
+                                           {pass.signs + at / 64, pass.factor}, sums);
+        std::size_t h = kTile;
+        for (; n / h > 16; h *= 8) any_pass<Edge::kNone>(8, work, work, n, h, pass);
+        return any_pass<after>(n / h, work, out, n, h, pass);
+    }
+    first_pass<before, Edge::kNone>(in, work, n, pass, sums);
+    std::size_t h = 64;
+    if (n / h > 16) {
+        const std::size_t radix = n / h > 64 ? 16 : 8;
+        any_pass<Edge::kNone>(radix, work, work, n, h, pass);
+        h *= radix;
+    }
+    any_pass<after>(n / h, work, out, n, h, pass);
+}
+
+}  // namespace
+
+void rotate_avx2(const float* in, float* out, std::size_t n, const std::uint64_t* signs, float factor,
+                 SumLanes& sums) {
+    transform<Edge::kSigns, Edge::kScale>(in, out, out, n, {signs, factor}, &sums);
+}
+
+void unrotate_avx2(float* work, float* out, std::size_t n, const std::uint64_t* signs, float factor) {
+    transform<Edge::kNone, Edge::kScaleSigns>(work, work, out, n, {signs, factor}, nullptr);
+}
+
+}  // namespace tailcut::codec
+
+#endif

@@ -1,0 +1,27 @@
+// The kernels behind rotate.hpp. `signs` holds a bit for each coordinate, and 4 bytes more that are not used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/rotate.hpp"
+
+namespace tailcut::codec {
+
+inline constexpr std::size_t kSumLanes = 16;
+struct SumLanes {
+    float squares[kSumLanes] = {};
+    float fourths[kSumLanes] = {};
+};
+
+void rotate_scalar(const float* in, float* out, std::size_t n, const std::uint64_t* signs, float factor,
+                   SumLanes& sums);
+void unrotate_scalar(float* work, float* out, std::size_t n, const std::uint64_t* signs, float factor);
+
+#if defined(__x86_64__)
+void rotate_avx2(const float* in, float* out, std::size_t n, const std::uint64_t* signs, float factor,
+                 SumLanes& sums);
+void unrotate_avx2(float* work, float* out, std::size_t n, const std::uint64_t* signs, float factor);
+#endif
+
+}  // namespace tailcut::codec

@@ -1,0 +1,96 @@
+#include "codec/scale.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "codec/centroids.hpp"
+#include "codec/rotate.hpp"
+
+namespace tailcut::codec {
+namespace {
+
+// The norm is shared by (Σx²)²/Σx⁴ coordinates. Of equal ones, the worst case, 4096 leave the gains within 0.003.
+constexpr float kEnough = 4096;
+// Mean squares between which neither Σx² nor Σx⁴ of a block leaves the normal range.
+constexpr float kLeast = 0x1p-56f, kMost = 0x1p56f;
+constexpr std::size_t kLanes = 16;
+
+float largest(std::span<const float> x) {
+    std::uint32_t most = 0;
+    for (const float value : x) most = std::max(most, std::bit_cast<std::uint32_t>(value) & 0x7FFFFFFF);
+    return std::bit_cast<float>(most);
+}
+
+void times_power_of_two(std::span<const float> in, std::span<float> out, int exponent) {
+    const double factor = std::ldexp(1.0, exponent);
+    for (std::size_t k = 0; k < in.size(); ++k) out[k] = static_cast<float>(in[k] * factor);
+}
+
+// For coordinates that have been multiplied by 2^exponent. The unit goes with sigma as it is sent, rounded.
+Scale scale_from(float mean_square, int exponent, bool gaussian) {
+    Scale scale;
+    scale.sigma = static_cast<float>(std::ldexp(double{std::sqrt(mean_square)}, -exponent));
+    scale.gaussian = gaussian;
+    if (scale.sigma > 0)
+        scale.unit = static_cast<float>(1.0 / (kCodeUnit * std::ldexp(double{scale.sigma}, exponent)));
+    return scale;
+}
+
+Scale non_finite_scale() {
+    Scale scale;
+    scale.sigma = std::numeric_limits<float>::quiet_NaN();
+    scale.non_finite = true;
+    return scale;
+}
+
+float sum_of_squares(std::span<const float> z) {
+    float lanes[kLanes] = {};
+    for (std::size_t k = 0; k < z.size(); k += kLanes)
+        for (std::size_t l = 0; l < kLanes; ++l) lanes[l] += z[k + l] * z[k + l];
+    for (std::size_t half = kLanes / 2; half > 0; half /= 2)
+        for (std::size_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+    return lanes[0];
+}
+
+}  // namespace
+
+Scale rotate_and_scale(std::span<const float> in, std::span<float> out, std::uint64_t key) {
+    const auto n = static_cast<float>(in.size());
+    const auto gaussian = [](PowerSums sums) { return sums.squares * sums.squares > kEnough * sums.fourths; };
+    // Looked at before, and not after, the rotation: `out` may be `in`.
+    const float most = out.data() == in.data() ? largest(in) : 0;
+    const auto in_range = [&](float mean_square) { return mean_square > kLeast && mean_square < kMost; };
+    if (out.data() != in.data() || (most * most > kLeast * n && most * most < kMost)) {
+        const PowerSums sums = rotate(in, out, key);
+        if (in_range(sums.squares / n)) return scale_from(sums.squares / n, 0, gaussian(sums));
+    }
+    const float peak = out.data() == in.data() ? most : largest(in);
+    if (!(peak < std::numeric_limits<float>::infinity())) return non_finite_scale();
+    if (peak == 0) {
+        std::fill(out.begin(), out.end(), 0.0f);
+        return {};
+    }
+    int exponent;
+    std::frexp(peak, &exponent);
+    times_power_of_two(in, out, -exponent);
+    const PowerSums sums = rotate(out, out, key);
+    return scale_from(sums.squares / n, -exponent, gaussian(sums));
+}
+
+Scale scale_of_mean(std::span<float> z, std::size_t present, bool fine) {
+    if (present == 0) return {};
+    const auto n = static_cast<float>(present);
+    const float mean_square = sum_of_squares(z) / n;
+    if (mean_square > kLeast && mean_square < kMost) return scale_from(mean_square, 0, fine);
+    const float peak = largest(z);
+    if (!(peak < std::numeric_limits<float>::infinity())) return non_finite_scale();
+    if (peak == 0) return {};
+    int exponent;
+    std::frexp(peak, &exponent);
+    times_power_of_two(z, z, -exponent);
+    return scale_from(sum_of_squares(z) / n, -exponent, fine);
+}
+
+}  // namespace tailcut::codec

@@ -1,0 +1,26 @@
+// The scale of a block: σ, and what has to be known before its coordinates can be coded.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace tailcut::codec {
+
+struct Scale {
+    float sigma = 0;          // on the wire; 0: the block is zero; NaN: it holds an Inf or a NaN
+    float unit = 0;           // coordinate · unit = y/(1.6·√8), the argument of quantize()
+    bool gaussian = false;    // enough coordinates share the norm: the nominal gains hold
+    bool non_finite = false;  // rule 10
+};
+
+// Rotates a block and finds its scale. `out` may be `in`. A block that is too large or too small for sums of fourth
+// powers in fp32 is brought to the middle of the range by a power of two first: coordinate · unit is right for what
+// is in `out`, and sigma for the block as it was.
+Scale rotate_and_scale(std::span<const float> in, std::span<float> out, std::uint64_t key);
+
+// The scale of a mean in the rotated domain, over `present` coordinates; the others are zeros. A mean of few coarse
+// values is far from Gaussian: never taken for it unless `fine` says that the values have 9 bits or more.
+// As above, z may be brought to the middle of the range.
+Scale scale_of_mean(std::span<float> z, std::size_t present, bool fine);
+
+}  // namespace tailcut::codec
