@@ -1,5 +1,5 @@
-// One vector as packets, and packets as one vector: what tailcut.codec does, without a group. The packets are those of
-// an op's wire format; an op does the same block by block, as it sends and receives.
+// One vector as packets, and packets as one vector: what tailcut.codec does, without a group, in the wire format of
+// an op's packets.
 #pragma once
 
 #include <array>
