@@ -178,7 +178,8 @@ def test_the_rotation_is_hadamard_s_with_the_documented_signs(log2: int) -> None
 
 def gradient(model_of: Callable, inputs_of: Callable) -> np.ndarray:
     """One step's gradient, one vector over all parameters."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     torch.manual_seed(0)
     model = model_of(torch.nn)
     model(inputs_of(torch)).square().mean().backward()

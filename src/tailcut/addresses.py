@@ -6,7 +6,8 @@ import fcntl
 import os
 import socket
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -61,22 +62,16 @@ def local_address_towards(address: str) -> str | None:
         return str(probe.getsockname()[0]) if probe else None
 
 
-class _towards:  # noqa: N801, reads as a word
+@contextmanager
+def _towards(address: str) -> Iterator[socket.socket | None]:
     """A UDP socket connected to an address, or None. Connecting sends nothing."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-
-    def __enter__(self) -> socket.socket | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            self._probe.connect((self._address, 9))
+            probe.connect((address, 9))
         except OSError:
-            return None
-        return self._probe
-
-    def __exit__(self, *_: object) -> None:
-        self._probe.close()
+            yield None
+        else:
+            yield probe
 
 
 @lru_cache(maxsize=1)

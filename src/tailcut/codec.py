@@ -43,14 +43,14 @@ def encode(
         raise ConfigError(f"planes={planes} must be between 1 and 16 bits a coordinate")
     if packet_bytes > _MAX_DATAGRAM_BYTES:
         raise ConfigError(f"packet_bytes={packet_bytes} exceeds {_MAX_DATAGRAM_BYTES}, the largest datagram")
-    trimmed_payload_bytes = trim_bytes - _FRAME_BYTES - _native.HEADER_BYTES
-    if codec == "planes" and trimmed_payload_bytes < 8:
+    trimmed_bytes = trimmed_payload_bytes(trim_bytes)
+    if codec == "planes" and trimmed_bytes < 8:
         least = _FRAME_BYTES + _native.HEADER_BYTES + 8
         raise ConfigError(
             f"trim_bytes={trim_bytes} leaves no payload in a trimmed frame; {least} is the least"
         )
     spec = (_CODECS[codec], planes)
-    limits = (max(packet_bytes, 0), max(trimmed_payload_bytes, 0))
+    limits = (max(packet_bytes, 0), max(trimmed_bytes, 0))
     if _native.codec_packet_granules(*spec, *limits) == 0:
         raise ConfigError(
             f"packet_bytes={packet_bytes} does not hold {_native.GRANULE} coordinates; "
@@ -76,6 +76,11 @@ def decode(
     given = [packet if packet is None else bytes(packet) for packet in packets]
     _native.codec_decode(given, _seed(seed), biased, out)
     return out
+
+
+def trimmed_payload_bytes(trim_bytes: int) -> int:
+    """What a switch that trims frames to so many bytes leaves of a payload."""
+    return trim_bytes - _FRAME_BYTES - _native.HEADER_BYTES
 
 
 def _vector(x: npt.ArrayLike) -> npt.NDArray[np.float32]:

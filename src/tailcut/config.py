@@ -32,7 +32,7 @@ def _setting(name: str, convert: Callable[[str], T], default: T | Callable[[], T
     return field(default_factory=read)
 
 
-def _flag(text: str) -> bool:
+def flag(text: str) -> bool:
     if text.lower() not in ("0", "1", "true", "false"):
         raise ValueError
     return text.lower() in ("1", "true")
@@ -79,14 +79,14 @@ class Config:
     bound_from_bytes: int = _setting("bound_from_bytes", int, 1 << 16)
     """As a backend: smaller tensors are reduced by Gloo, exactly. Lower: more is bounded. Agreed."""
 
-    bound_sums: bool = _setting("bound_sums", _flag, False)
+    bound_sums: bool = _setting("bound_sums", flag, False)
     """As a backend: bound SUM like AVG, for DDP without ``attach``. Leave it off for groups that sum counts.
     Agreed."""
 
     rendezvous_s: float = _setting("rendezvous_s", float, 60.0)
     """How long opening a group waits for the other ranks."""
 
-    offload: bool = _setting("offload", _flag, True)
+    offload: bool = _setting("offload", flag, True)
     """Use UDP segmentation offload (GSO, GRO) where the kernel has it."""
 
     def __post_init__(self) -> None:

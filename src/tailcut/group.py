@@ -12,7 +12,6 @@ import threading
 import weakref
 import zlib
 from collections.abc import Hashable
-from contextlib import suppress
 from dataclasses import fields, replace
 from types import TracebackType
 
@@ -23,7 +22,7 @@ from tailcut import _native
 from tailcut.config import Config
 from tailcut.errors import ClosedError, ConfigError, TailcutError
 from tailcut.policy.deadline import fixed_bounds
-from tailcut.rendezvous import Roster, bind_address, local_address, make_card, meet
+from tailcut.rendezvous import Roster, local_address, meet, open_lanes
 from tailcut.report import Report, outcome_of
 from tailcut.stats import Stats
 from tailcut.store import Store
@@ -52,11 +51,6 @@ class Work:
             raise self._outcome
         assert self._outcome is not None
         return self._outcome
-
-    def settled(self) -> None:
-        """Block until the op has ended, well or not."""
-        with suppress(TailcutError):
-            self.wait()
 
     def done(self) -> bool:
         """Whether ``wait()`` would return at once."""
@@ -104,27 +98,17 @@ class Group:
 
     def _open(self, store: Store, name: str) -> list[_native.UdpLane]:
         config = self.config
-        bound = bind_address(config)
-        bind = int(ipaddress.IPv4Address(bound or "0.0.0.0"))
-        try:
-            lanes = [
-                _native.UdpLane(bind, config.receive_buffer_bytes, config.offload)
-                for _ in range(config.lanes)
-            ]
-        except RuntimeError as error:  # std::system_error
-            raise ConfigError(f"cannot open a UDP socket on {bound or 'any address'}: {error}") from error
+        lanes = open_lanes(config)
+        roster = meet(store, name, self.rank, self.world_size, lanes, config)
         buffer_bytes = min(lane.receive_buffer_bytes for lane in lanes)
-        window_bytes = _native.credit_window_bytes(buffer_bytes, self.world_size)
-        card = make_card(config, lanes, window_bytes)
-        roster = meet(store, name, self.rank, self.world_size, card, lanes, config)
         self.tag = roster.tag
         self.local_address = local_address(roster, self.rank)
         self._description = _describe(config, roster, self.rank, buffer_bytes)
         for index, lane in enumerate(lanes):
-            self._start(lane, index, roster, window_bytes)
+            self._start(lane, index, roster)
         return lanes
 
-    def _start(self, lane: _native.UdpLane, index: int, roster: Roster, window_bytes: int) -> None:
+    def _start(self, lane: _native.UdpLane, index: int, roster: Roster) -> None:
         peers = [
             _native.PeerSettings(card.window_bytes, card.pool_bytes, route.packet_granules)
             for card, route in zip(roster.cards, roster.routes, strict=True)
@@ -136,7 +120,7 @@ class Group:
             group_tag=(roster.tag + index) % (1 << 64),
             window_ops=self.config.window_ops,
             pool_bytes=self.config.pool_bytes,
-            window_bytes=window_bytes,
+            window_bytes=roster.cards[self.rank].window_bytes,
             bounds=self._bounds,
             peers=peers,
             addresses=[

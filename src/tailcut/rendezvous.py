@@ -6,6 +6,7 @@ again until they do. Owns the cards, the routes and the group's tag. Knows nothi
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
 import os
 import time
@@ -70,14 +71,30 @@ def bind_address(config: Config) -> str:
     return config.address or (address_of(config.socket_ifname) if config.socket_ifname else "")
 
 
-def make_card(config: Config, lanes: Sequence[_native.UdpLane], window_bytes: int) -> Card:
+def open_lane(address: str, config: Config) -> _native.UdpLane:
+    """A socket on an address, or on any if it is empty."""
+    try:
+        bind_ipv4 = int(ipaddress.IPv4Address(address or "0.0.0.0"))
+        return _native.UdpLane(bind_ipv4, config.receive_buffer_bytes, config.offload)
+    except RuntimeError as error:  # std::system_error
+        raise ConfigError(f"cannot open a UDP socket on {address or 'any address'}: {error}") from error
+
+
+def open_lanes(config: Config) -> list[_native.UdpLane]:
+    """The sockets of a rank, one for each lane."""
     bound = bind_address(config)
+    return [open_lane(bound, config) for _ in range(config.lanes)]
+
+
+def _make_card(config: Config, lanes: Sequence[_native.UdpLane], world_size: int) -> Card:
+    bound = bind_address(config)
+    buffer_bytes = min(lane.receive_buffer_bytes for lane in lanes)
     return Card(
         host=host_identity(),
         addresses=[bound] if bound else [a for a in interfaces().values() if not is_loopback(a)],
         loopback=bound in ("", LOOPBACK),
         ports=[lane.port for lane in lanes],
-        window_bytes=window_bytes,
+        window_bytes=_native.credit_window_bytes(buffer_bytes, world_size),
         pool_bytes=config.pool_bytes,
         agreed=config.agreed,
         instance=os.urandom(16).hex(),
@@ -96,11 +113,11 @@ def meet(
     name: str,
     rank: int,
     world_size: int,
-    card: Card,
     lanes: Sequence[_native.UdpLane],
     config: Config,
 ) -> Roster:
     """Publish our card, read everybody's, agree, shake hands. Raises PeerError naming who did not come."""
+    card = _make_card(config, lanes, world_size)
     meeting = _Meeting(store, name, rank, world_size, card, config)
     with Handshake(lanes, bytes.fromhex(card.instance)) as handshake:
         return meeting.hold(handshake)

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from tailcut import _native
+from tailcut.codec import trimmed_payload_bytes
 from tailcut.errors import ConfigError
 
 DEFAULT_SIZE_BYTES = 105 << 20
@@ -47,10 +48,6 @@ class CodecOptions:
         """Coordinates, in whole blocks."""
         return self.size_bytes // 4 // _native.CODEC_BLOCK * _native.CODEC_BLOCK
 
-    @property
-    def trim_payload_bytes(self) -> int:
-        return self.trim_bytes - 42 - _native.HEADER_BYTES
-
 
 @dataclass(frozen=True)
 class Step:
@@ -83,7 +80,7 @@ def run_codec(options: CodecOptions) -> Iterator[Step]:
 
     yield step("rotate", None, lambda: _native.codec_rotate_all(x, out))
     message = _native.Message()
-    limits = (options.packet_bytes, options.trim_payload_bytes)
+    limits = (options.packet_bytes, trimmed_payload_bytes(options.trim_bytes))
     for planes in PLANES:
         encode = partial(message.encode, x, _native.CODEC_PLANES, planes, SEED, *limits)
         coded = step("encode", planes, encode)

@@ -20,7 +20,7 @@ from tailcut.doctor.exchange import Exchange
 from tailcut.doctor.findings import Findings, Op
 from tailcut.errors import ConfigError, PeerError, TailcutError
 from tailcut.group import Group
-from tailcut.rendezvous import Roster, bind_address, make_card, meet
+from tailcut.rendezvous import Roster, bind_address, meet, open_lanes
 from tailcut.store import Store
 
 OPS = 10
@@ -76,12 +76,7 @@ def examine(rank: int, world_size: int, store: Store, options: Options) -> Findi
 
 
 def _meet(rank: int, world_size: int, store: Store, config: Config) -> Roster:
-    lanes = [
-        probes.open_lane(bind_address(config) or probes.ANY_ADDRESS, config) for _ in range(config.lanes)
-    ]
-    window_bytes = _native.credit_window_bytes(min(lane.receive_buffer_bytes for lane in lanes), world_size)
-    card = make_card(config, lanes, window_bytes)
-    return meet(store, "doctor", rank, world_size, card, lanes, config)
+    return meet(store, "doctor", rank, world_size, open_lanes(config), config)
 
 
 def _ping(findings: Findings, roster: Roster, store: Store, config: Config) -> None:

@@ -6,7 +6,6 @@ Sends datagrams to this host only.
 from __future__ import annotations
 
 import fcntl
-import ipaddress
 import os
 import socket
 import statistics
@@ -17,14 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailcut import _native
 from tailcut.addresses import LOOPBACK, interfaces, is_loopback, local_address_towards
 from tailcut.config import Config
-from tailcut.errors import ConfigError
+from tailcut.rendezvous import open_lane
 
 SIOCGIFMTU = 0x8921  # linux/sockios.h
 UDP_SEGMENT, UDP_GRO = 103, 104  # linux/udp.h; not in the socket module
-ANY_ADDRESS = "0.0.0.0"
 
 _SCOPED_GROUP = "239.255.84.67"
 """Administratively scoped (RFC 2365): no router forwards it."""
@@ -78,22 +75,13 @@ def ask(config: Config) -> HostFacts:
         interfaces=found,
         chosen_by=chosen_by,
         chosen=chosen,
-        buffer_granted_bytes=open_lane(ANY_ADDRESS, config).receive_buffer_bytes,
+        buffer_granted_bytes=open_lane("", config).receive_buffer_bytes,
         buffer_limit_bytes=_buffer_limit_bytes(),
         segments=_accepts(UDP_SEGMENT, 1200),
         coalesces=_accepts(UDP_GRO, 1),
         multicast=_multicast_returns(chosen.address if chosen else LOOPBACK),
         loopback_rtt_s=_loopback_rtt_s(),
     )
-
-
-def open_lane(address: str, config: Config) -> _native.UdpLane:
-    """A socket as a group opens it."""
-    try:
-        bind_ipv4 = int(ipaddress.IPv4Address(address))
-        return _native.UdpLane(bind_ipv4, config.receive_buffer_bytes, config.offload)
-    except RuntimeError as error:  # std::system_error
-        raise ConfigError(f"cannot open a UDP socket on {address}: {error}") from error
 
 
 def choose(

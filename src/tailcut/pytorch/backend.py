@@ -10,36 +10,7 @@ import torch
 from torch._C._distributed_c10d import Backend
 from torch.distributed import ProcessGroupGloo
 
-from tailcut.pytorch.bounded import Bounded, delegate
-
-DELEGATED = (
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
-    "_allgather_base",
-    "allreduce_coalesced",
-    "allreduce_sparse",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "gather_into_tensor",
-    "gather_single",
-    "monitored_barrier",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "_reduce_scatter_base",
-    "scatter",
-    "send",
-    "set_timeout",
-)
+from tailcut.pytorch.bounded import COLLECTIVES, Bounded, delegate
 
 _alive: set[TailcutBackend] = set()
 """torch holds the C++ half only."""
@@ -86,4 +57,4 @@ class TailcutBackend(Backend):
         return "tailcut"
 
 
-delegate(TailcutBackend, DELEGATED, "_gloo", ProcessGroupGloo)
+delegate(TailcutBackend, COLLECTIVES, "_gloo", ProcessGroupGloo)

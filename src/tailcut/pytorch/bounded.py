@@ -19,6 +19,42 @@ from tailcut.group import Group
 from tailcut.pytorch.reducer import Future, Reducer, Reduction
 from tailcut.pytorch.staging import DTYPES
 
+RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+"""Of torch: major and minor."""
+
+COLLECTIVES = (
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "_allgather_base",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce_coalesced",
+    "allreduce_sparse",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "gather_into_tensor",
+    "gather_single",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+    "set_timeout",
+)
+"""All that goes to Gloo, under each name that some release of torch has for it. What a ProcessGroup leaves to
+its base class calls C++ with the GIL held and hangs against Gloo's threads."""
+
 
 class BoundedWork(Work):
     """One bounded reduction, as torch.distributed wants to see it."""
@@ -56,8 +92,8 @@ class Bounded:
 
     def __init__(self, group: Group, farewell: Callable[[], None] | None = None) -> None:
         self._reducer = Reducer(group, farewell=farewell)
-        # torch before 2.7 may drop a work that is still in flight.
-        self._recent: deque[BoundedWork] = deque(maxlen=64)
+        # torch before 2.7 drops works that are still in use. Elsewhere they would only keep their tensors.
+        self._recent: deque[BoundedWork] = deque(maxlen=64 if RELEASE < (2, 7) else 0)
 
     @property
     def group(self) -> Group:

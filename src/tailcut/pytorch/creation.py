@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroupGloo
 from tailcut.config import Config
 from tailcut.errors import ConfigError
 from tailcut.group import Group
-from tailcut.pytorch.bounded import Bounded
+from tailcut.pytorch.bounded import RELEASE, Bounded
 from tailcut.pytorch.startup import announce, disabled, open_group, sum_up
 
 
@@ -60,8 +60,7 @@ def inner_gloo(group: Group, store: Any, timeout: timedelta) -> ProcessGroupGloo
 
 
 def _adapter() -> Any:
-    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if release >= (2, 14):
+    if RELEASE >= (2, 14):
         from tailcut.pytorch.backend import TailcutBackend
 
         return TailcutBackend

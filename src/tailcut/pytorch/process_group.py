@@ -9,42 +9,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 
-from tailcut.pytorch.bounded import Bounded, delegate
+from tailcut.pytorch.bounded import COLLECTIVES, Bounded, delegate
 
-DELEGATED = (
-    "allgather",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "_allgather_base",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "gather",
-    "monitored_barrier",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "_reduce_scatter_base",
-    "scatter",
-    "send",
-    "set_timeout",
+STATE = (
     "_end_coalescing",
     "_get_backend",
     "_get_sequence_number_for_group",
     "_set_sequence_number_for_group",
     "_start_coalescing",
 )
-"""Every collective, under each of its names: one that is left to the base class calls C++ with the GIL held
-and hangs against Gloo's threads."""
 
 
 class TailcutProcessGroup(ProcessGroup):
@@ -83,4 +56,4 @@ class TailcutProcessGroup(ProcessGroup):
         return "tailcut"
 
 
-delegate(TailcutProcessGroup, DELEGATED, "_inner", ProcessGroup)
+delegate(TailcutProcessGroup, (*COLLECTIVES, *STATE), "_inner", ProcessGroup)

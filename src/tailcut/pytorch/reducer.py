@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tailcut.errors import BehindError
+from tailcut.errors import BehindError, TailcutError
 from tailcut.group import Group, Work
 from tailcut.pytorch.staging import Passage, passage_of
 from tailcut.report import Report
@@ -39,7 +39,6 @@ class Reduction:
         self.tensor = tensor
         self.key = key
         self.scale = scale
-        self.report: Report | None = None
         self.error: Exception | None = None
         self._done = torch.futures.Future[Any](devices=[tensor.device] if tensor.is_cuda else None)
         # An exception set on a future stays unseen by C++, and one raised in a hook would poison DDP:
@@ -130,7 +129,8 @@ class Reducer:
         try:
             key = reduction.key
             if key in self._works:
-                self._works[key].settled()  # after an error DDP does not wait for its other buckets
+                with suppress(TailcutError):  # after an error DDP does not wait for its other buckets
+                    self._works[key].wait()
             work = self.group.allreduce(passage.arrive().reshape(-1), key)
         except Exception as error:
             reduction.fail(error)
@@ -151,7 +151,7 @@ class Reducer:
         """In order of submission: DDP waits for them in that order too."""
         reduction, passage, work = arrival
         try:
-            report = reduction.report = work.wait()
+            report = work.wait()
             if report.status == "behind":
                 # Its next tensor is not the one that the others are at: leave before it is sent.
                 self.group.close(linger_s=0.0)

@@ -10,7 +10,7 @@ from typing import cast
 
 import torch.distributed as dist
 
-from tailcut.config import Config
+from tailcut.config import Config, flag
 from tailcut.errors import ConfigError
 from tailcut.group import Group
 from tailcut.store import Store
@@ -21,10 +21,11 @@ _announced: set[str] = set()
 
 def disabled() -> bool:
     """``TAILCUT_DISABLE=1``: everything goes through Gloo, as if tailcut were not there."""
-    text = os.environ.get("TAILCUT_DISABLE", "0")
-    if text.lower() not in ("", "0", "1", "true", "false"):
-        raise ConfigError(f"TAILCUT_DISABLE={text!r} is neither 0 nor 1")
-    return text.lower() in ("1", "true")
+    text = os.environ.get("TAILCUT_DISABLE") or "0"
+    try:
+        return flag(text)
+    except ValueError:
+        raise ConfigError(f"TAILCUT_DISABLE={text!r} is neither 0 nor 1") from None
 
 
 def store_of(process_group: dist.ProcessGroup) -> Store:
