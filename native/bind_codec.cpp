@@ -24,26 +24,27 @@ namespace {
 using Vector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ConstVector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Datagrams = std::vector<std::optional<nb::bytes>>;
+using Packets = std::vector<std::span<const std::byte>>;
 using Counts = nb::typed<nb::dict, nb::str, std::size_t>;
 
-codec::Message::Packets spans_of(const Datagrams& datagrams) {
-    codec::Message::Packets spans;
+Packets spans_of(const Datagrams& datagrams) {
+    Packets spans;
     spans.reserve(datagrams.size());
     for (const auto& datagram : datagrams)
         if (datagram) spans.emplace_back(static_cast<const std::byte*>(datagram->data()), datagram->size());
     return spans;
 }
 
-codec::Message::Packets spans_of(const codec::Message& message) {
-    codec::Message::Packets spans;
+Packets spans_of(const codec::Message& message) {
+    Packets spans;
     spans.reserve(message.packets());
     for (std::size_t k = 0; k < message.packets(); ++k) spans.push_back(message.packet(k));
     return spans;
 }
 
-codec::MessageSpec spec_of(int codec_id, int planes, std::uint64_t seed, std::size_t packet_bytes,
-                           std::size_t trim_payload_bytes) {
-    return {static_cast<wire::Codec>(codec_id), planes, seed, packet_bytes, trim_payload_bytes};
+codec::MessageSpec spec_of(int codec_id, int planes, std::uint64_t seed, std::uint32_t payload_bytes,
+                           std::uint32_t trim_payload_bytes) {
+    return {static_cast<wire::Codec>(codec_id), planes, seed, {payload_bytes, trim_payload_bytes}};
 }
 
 }  // namespace
@@ -106,32 +107,21 @@ void bind_codec(nb::module_& m) {
         "x"_a, "out"_a);
     m.def(
         "codec_packet_granules",
-        [](int codec_id, int planes, std::size_t packet_bytes, std::size_t trim_payload_bytes) {
-            return spec_of(codec_id, planes, 0, packet_bytes, trim_payload_bytes).packet_granules();
+        [](int codec_id, int planes, std::uint32_t payload_bytes, std::uint32_t trim_payload_bytes) {
+            return spec_of(codec_id, planes, 0, payload_bytes, trim_payload_bytes).packet_granules();
         },
-        "codec"_a, "planes"_a, "packet_bytes"_a, "trim_payload_bytes"_a);
+        "codec"_a, "planes"_a, "payload_bytes"_a, "trim_payload_bytes"_a);
     nb::class_<codec::Message>(m, "Message")
         .def(nb::init<>())
         .def(
             "encode",
             [](codec::Message& message, const ConstVector& x, int codec_id, int planes, std::uint64_t seed,
-               std::size_t packet_bytes, std::size_t trim_payload_bytes) {
+               std::uint32_t payload_bytes, std::uint32_t trim_payload_bytes) {
                 const std::span<const float> values(x.data(), x.size());
                 const nb::gil_scoped_release release;
-                message.encode(values, spec_of(codec_id, planes, seed, packet_bytes, trim_payload_bytes));
+                message.encode(values, spec_of(codec_id, planes, seed, payload_bytes, trim_payload_bytes));
             },
-            "x"_a, "codec"_a, "planes"_a, "seed"_a, "packet_bytes"_a, "trim_payload_bytes"_a)
-        .def(
-            "encode_mean",
-            [](codec::Message& message, const std::vector<Datagrams>& contributions, std::uint32_t n,
-               int planes, std::uint64_t seed, std::size_t packet_bytes, std::size_t trim_payload_bytes) {
-                std::vector<codec::Message::Packets> spans;
-                for (const auto& datagrams : contributions) spans.push_back(spans_of(datagrams));
-                message.encode_mean(spans, n,
-                                    spec_of(static_cast<int>(wire::Codec::kPlanes), planes, seed,
-                                            packet_bytes, trim_payload_bytes));
-            },
-            "contributions"_a, "n"_a, "planes"_a, "seed"_a, "packet_bytes"_a, "trim_payload_bytes"_a)
+            "x"_a, "codec"_a, "planes"_a, "seed"_a, "payload_bytes"_a, "trim_payload_bytes"_a)
         .def_prop_ro("size_bytes", &codec::Message::bytes)
         .def("packets",
              [](const codec::Message& message) {

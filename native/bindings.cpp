@@ -114,6 +114,7 @@ void bind_reports(nb::module_& m) {
         .def_ro("own_shard", &OpReport::own_shard)
         .def_ro("non_finite", &OpReport::non_finite)
         .def_ro("contributed", &OpReport::contributed)
+        .def_ro("planes", &OpReport::planes)
         .def_ro("entered_at", &OpReport::entered_at)
         .def_ro("scatter_closed_at", &OpReport::scatter_closed_at)
         .def_ro("finished_at", &OpReport::finished_at)
@@ -162,6 +163,14 @@ void bind_reports(nb::module_& m) {
                 new (self) Bounds{scatter_ns, scatter_cap_ns, deadline_ns};
             },
             "scatter_ns"_a, "scatter_cap_ns"_a, "deadline_ns"_a);
+    nb::class_<Terms>(m, "Terms")
+        .def(
+            "__init__",
+            [](Terms* self, const Bounds& bounds, int planes) {
+                if (planes < 1 || planes > wire::kMaxPlanes) throw nb::value_error("planes");
+                new (self) Terms{bounds, planes};
+            },
+            "bounds"_a, "planes"_a);
 }
 
 void bind_udp(nb::module_& m) {
@@ -183,10 +192,10 @@ void bind_udp(nb::module_& m) {
         .def(
             "__init__",
             [](PeerSettings* self, std::uint32_t window_bytes, std::uint64_t pool_bytes,
-               std::uint32_t packet_granules) {
-                new (self) PeerSettings{window_bytes, pool_bytes, packet_granules};
+               std::uint32_t payload_bytes, std::uint32_t trim_payload_bytes) {
+                new (self) PeerSettings{window_bytes, pool_bytes, {payload_bytes, trim_payload_bytes}};
             },
-            "window_bytes"_a, "pool_bytes"_a, "packet_granules"_a);
+            "window_bytes"_a, "pool_bytes"_a, "payload_bytes"_a, "trim_payload_bytes"_a);
     m.def("credit_window_bytes", &credit_window_bytes, "buffer_bytes"_a, "ranks"_a);
     nb::class_<UdpLane>(m, "UdpLane")
         .def(nb::init<std::uint32_t, std::uint32_t, bool>(), "bind_ipv4"_a, "receive_buffer_bytes"_a,
@@ -197,30 +206,31 @@ void bind_udp(nb::module_& m) {
         .def(
             "start",
             [](UdpLane& lane, Rank rank, Rank ranks, std::uint64_t seed, std::uint64_t group_tag,
-               Seq window_ops, std::size_t pool_bytes, std::uint32_t window_bytes, const Bounds& bounds,
-               const std::vector<PeerSettings>& peers,
+               Seq window_ops, int codec, std::size_t pool_bytes, std::uint32_t window_bytes,
+               const Terms& terms, const std::vector<PeerSettings>& peers,
                const std::vector<std::pair<std::uint32_t, std::uint16_t>>& addresses) {
                 Settings settings;
                 settings.shape = {rank, ranks, seed};
                 settings.group_tag = group_tag;
                 settings.window_ops = window_ops;
+                settings.codec = static_cast<wire::Codec>(codec);
                 settings.pool_bytes = pool_bytes;
                 settings.window_bytes = window_bytes;
-                settings.bounds = bounds;
+                settings.terms = terms;
                 std::vector<Address> to;
                 for (const auto& [ipv4, port] : addresses) to.push_back({ipv4, port});
                 lane.start(settings, peers, std::move(to));
             },
-            "rank"_a, "ranks"_a, "seed"_a, "group_tag"_a, "window_ops"_a, "pool_bytes"_a, "window_bytes"_a,
-            "bounds"_a, "peers"_a, "addresses"_a, nb::call_guard<nb::gil_scoped_release>())
+            "rank"_a, "ranks"_a, "seed"_a, "group_tag"_a, "window_ops"_a, "codec"_a, "pool_bytes"_a,
+            "window_bytes"_a, "terms"_a, "peers"_a, "addresses"_a, nb::call_guard<nb::gil_scoped_release>())
         .def(
             "submit",
-            [](UdpLane& lane, const Bucket& bucket, const Bounds& bounds) {
+            [](UdpLane& lane, const Bucket& bucket, const Terms& terms) {
                 const auto values = span_of(bucket);
                 const nb::gil_scoped_release release;
-                return lane.submit(values, bounds);
+                return lane.submit(values, terms);
             },
-            "bucket"_a, "bounds"_a)
+            "bucket"_a, "terms"_a)
         .def(
             "wait",
             [](UdpLane& lane, Ticket ticket, Duration timeout_ns) {
@@ -256,11 +266,21 @@ void bind_simulation(nb::module_& m) {
         .def_rw("bytes_per_s", &SimSpec::bytes_per_s)
         .def_rw("queue_bytes", &SimSpec::queue_bytes)
         .def_rw("socket_buffer_bytes", &SimSpec::socket_buffer_bytes)
-        .def_rw("packet_granules", &SimSpec::packet_granules)
+        .def_prop_rw(
+            "payload_bytes", [](const SimSpec& spec) { return spec.limits.payload_bytes; },
+            [](SimSpec& spec, std::uint32_t bytes) { spec.limits.payload_bytes = bytes; })
+        .def_prop_rw(
+            "trim_payload_bytes", [](const SimSpec& spec) { return spec.limits.trim_payload_bytes; },
+            [](SimSpec& spec, std::uint32_t bytes) { spec.limits.trim_payload_bytes = bytes; })
+        .def_prop_rw(
+            "codec", [](const SimSpec& spec) { return static_cast<int>(spec.codec); },
+            [](SimSpec& spec, int codec) { spec.codec = static_cast<wire::Codec>(codec); })
+        .def_rw("trim_to_payload_bytes", &SimSpec::trim_to_payload_bytes)
         .def_rw("pool_bytes", &SimSpec::pool_bytes)
         .def_rw("window_ops", &SimSpec::window_ops)
         .def_rw("first_seq", &SimSpec::first_seq)
-        .def_rw("bounds", &SimSpec::bounds)
+        .def_rw("terms", &SimSpec::terms)
+        .def_rw("planes_by_rank", &SimSpec::planes_by_rank)
         .def_rw("linger_ns", &SimSpec::linger)
         .def_rw("compute_ns", &SimSpec::compute)
         .def_rw("ops_by_rank", &SimSpec::ops_by_rank)
@@ -302,7 +322,7 @@ void bind_simulation(nb::module_& m) {
                          return fates;
                      })
         // DATA packets handed to endpoints intact: (at_ns, source, destination, seq, gather, empty, shard, first,
-        // count, payload_bytes, bucket_len, over)
+        // count, payload_bytes, bucket_len, over, stated_payload_bytes)
         .def_prop_ro("deliveries", [](const SimResult& result) {
             nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::ellipsis>> lines;
             for (const SimPacket& p : result.record)
@@ -310,7 +330,8 @@ void bind_simulation(nb::module_& m) {
                     lines.append(nb::make_tuple(
                         p.at, p.source, p.destination, p.header.seq, p.header.stage() == wire::Stage::kGather,
                         p.header.empty(), p.header.shard, p.header.first, p.header.count, p.payload_bytes,
-                        p.header.bucket_len, (p.header.flags & wire::kOver) != 0));
+                        p.header.bucket_len, (p.header.flags & wire::kOver) != 0,
+                        wire::stated_payload_bytes(p.header)));
             return lines;
         });
     m.def(

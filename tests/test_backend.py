@@ -130,7 +130,7 @@ def test_hosts_whose_names_mean_127_0_1_1_find_each_other(
             code, err = rank.end()
             assert code == 0, err
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert [result["mean"] for result in results] == [0.5, 0.5]
+    assert results[0]["mean"] == results[1]["mean"] == pytest.approx(0.5, rel=1e-4)  # planes, between hosts
     assert [result["sum"] for result in results] == [1.0, 1.0]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from statistics import NormalDist
 
 import numpy as np
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import tailcut
 from tailcut import ConfigError, _native, codec
+from tests.rotation import hadamard, signs_of
 
 D = _native.codec_distortion()
 """D_b by b; 1 for b = 0."""
@@ -68,16 +69,6 @@ def round_trip(x: np.ndarray, planes: float = 16, seed: int = 0, biased: bool = 
 # ---- references ------------------------------------------------------------------------------------------
 
 
-def hadamard(x: np.ndarray) -> np.ndarray:
-    x = x.astype(np.float64).copy()
-    h = 1
-    while h < x.size:
-        x = x.reshape(-1, 2, h)
-        x = np.stack([x[:, 0] + x[:, 1], x[:, 0] - x[:, 1]], axis=1).reshape(-1)
-        h *= 2
-    return x / math.sqrt(x.size)
-
-
 def drive(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """DRIVE (NeurIPS 2021): signs of the rotated vector, times |z|²/|z|₁."""
     signs = rng.choice([-1.0, 1.0], x.size)
@@ -107,15 +98,6 @@ def centroids_of(bits: int) -> tuple[np.ndarray, float]:
     height = np.array([math.exp(-e * e / 2) / math.sqrt(2 * math.pi) for e in edges])
     share, moment = above[:-1] - above[1:], height[:-1] - height[1:]
     return moment / share, 1 - 2 * float((moment**2 / share).sum())
-
-
-def mix(x: int) -> int:
-    """splitmix64."""
-    mask = 2**64 - 1
-    x = (x + 0x9E3779B97F4A7C15) & mask
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & mask
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & mask
-    return x ^ (x >> 31)
 
 
 # ---- constants -------------------------------------------------------------------------------------------
@@ -162,11 +144,9 @@ def test_blocks_tile_a_shard_with_less_than_a_granule_of_padding(n: int) -> None
 @pytest.mark.parametrize("log2", [6, 7, 9, 12, 13, 14, 15])
 def test_the_rotation_is_hadamard_s_with_the_documented_signs(log2: int) -> None:
     x, key = gaussian(1 << log2), 0x123456789ABCDEF
-    words = [mix(key + k) for k in range(x.size // 64)]
-    signs = np.array([1 - 2 * (words[k // 64] >> (k % 64) & 1) for k in range(x.size)])
     z = x.copy()
     squares, fourths = _native.codec_rotate(z, key)
-    np.testing.assert_allclose(z, hadamard(signs * x), atol=1e-5)
+    np.testing.assert_allclose(z, hadamard(signs_of(key, x.size) * x), atol=1e-5)
     assert squares == pytest.approx(float((x.astype(float) ** 2).sum()), rel=1e-5)
     assert fourths == pytest.approx(float((x.astype(float) ** 4).sum()), rel=1e-5)
     _native.codec_unrotate(z, key)
@@ -314,40 +294,6 @@ def test_errors_of_correlated_vectors_correlate_as_the_arcsine_law_says(rho: flo
     errors = [(round_trip(x, 1, seed=7) - x).astype(float) for x in (a, b)]
     assert errors[0] @ errors[1] / n == pytest.approx(math.asin(rho) - rho, abs=0.006)
     assert errors[0] @ errors[0] / n == pytest.approx(math.pi / 2 - 1, rel=0.01)
-
-
-def mean_of(contributions: Sequence[Sequence[bytes | None]], n: int, planes: int, seed: int) -> np.ndarray:
-    owner = _native.Message()
-    owner.encode_mean(contributions, n, planes, seed, 1472, 166)
-    return codec.decode(owner.packets(), n, seed=seed)
-
-
-def test_an_owner_averages_mixed_widths_and_absences_without_bias() -> None:
-    n, seeds = 4096, 300
-    vectors = [gaussian(n, seed) + 1 for seed in range(3)]
-    total = np.zeros(n)
-    for seed in range(seeds):
-        sent = [codec.encode(x, seed=seed) for x in vectors]
-        cut = [[cut_to_planes(p, b) for p in packets] for b, packets in zip((16, 2, 1), sent, strict=True)]
-        total += mean_of(cut, n, 16, seed)
-    # A sender counts by what its bits tell of it.
-    weighted = np.average(vectors, axis=0, weights=[1, 1 - D[2], 1 - D[1]])
-    assert gain(total / seeds, weighted) == pytest.approx(1, abs=0.005)
-    assert nmse(total / seeds, weighted) < 0.01
-    everything = [codec.encode(x, seed=1) for x in vectors]
-    assert nmse(mean_of(everything, n, 16, 1), np.mean(vectors, axis=0)) < 3e-9
-
-
-def test_two_coarse_contributions_make_a_mean_of_few_values_that_stays_unbiased() -> None:
-    """Means of one-bit values lie on a lattice, where the nominal gains are off by percents."""
-    n = 4096
-    vectors = [gaussian(n, 1), gaussian(n, 2)]
-    mean = np.mean(vectors, axis=0)
-    for planes in (1, 2, 4):
-        total = np.zeros(n)
-        for seed in range(200):
-            total += mean_of([codec.encode(x, planes=1, seed=seed) for x in vectors], n, planes, seed)
-        assert gain(total / 200, mean) == pytest.approx(1, abs=0.01)
 
 
 # ---- blocks that are not like others -----------------------------------------------------------------------
@@ -530,16 +476,8 @@ def test_scalar_and_avx2_code_alike_bit_for_bit(planes: int, make: Callable, sca
     def run() -> bytes:
         packets = codec.encode(x, planes=planes, seed=3)
         cut = [p[: HEADER + (len(p) - HEADER) * 2 // 3] for p in packets]
-        owner = _native.Message()
-        owner.encode_mean([packets, cut], x.size, planes, 3, 1472, 166)
-        return b"".join(
-            [
-                *packets,
-                *owner.packets(),
-                codec.decode(packets, 5000).tobytes(),
-                codec.decode(cut, 5000).tobytes(),
-            ]
-        )
+        decoded = [codec.decode(p, 5000).tobytes() for p in (packets, cut)]
+        return b"".join([*packets, *decoded])
 
     scalar_too(run)
 

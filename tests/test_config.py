@@ -28,6 +28,8 @@ def test_every_field_can_be_set_by_the_environment(monkeypatch: pytest.MonkeyPat
         "deadline_s": "0.5",
         "rendezvous_s": "3",
         "packet_bytes": "512",
+        "codec": "raw",
+        "trim_bytes": "256",
     }
     for field in dataclasses.fields(Config):
         monkeypatch.setenv(

@@ -117,7 +117,7 @@ def test_several_networks_suggest_naming_one_unless_one_is_named() -> None:
 
 
 def test_packets_follow_the_mtu_and_larger_ones_fail() -> None:
-    assert "datagrams of 1328 bytes" in host.packets(FACTS, Config(), 2).found
+    assert "datagrams of at most 1472 bytes" in host.packets(FACTS, Config(), 2).found
     assert host.packets(FACTS, Config(packet_bytes=1424), 2).status == "ok"
     check = host.packets(FACTS, Config(packet_bytes=1425), 2)
     assert check.status == "fail"
@@ -686,7 +686,7 @@ def test_a_path_that_swallows_full_packets_is_told_and_its_remedy_works(
     assert run.statuses == [1, 1]
     near, far = run.check("reachability")
     assert "Rank 1 at 10.111.0.2" in near["found"]
-    assert "answers small packets but none of 8752 bytes" in near["found"]
+    assert "answers small packets but none of 8972 bytes" in near["found"]
     assert "ranks [0] did not hear all of their peers" in far["found"]
     assert run.complaints[1] == f"tailcut: rank 1: {far['found']}\n"
     assert run.settings()["TAILCUT_PACKET_BYTES"] == "1280"

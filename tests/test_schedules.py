@@ -5,6 +5,8 @@ A failing one alone: pytest "tests/test_schedules.py::test_fault_schedule[seed-1
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from tailcut import Freeze, Partition, Scenario, simulate
 from tests import oracle
 
 SEEDS = 1200
+PLANES_SEEDS = 400
 LENGTHS = (0, 1, 63, 64, 65, 127, 129, 5000, 20_011)
 
 
@@ -67,6 +70,16 @@ def schedule(seed: int) -> Scenario:
 @pytest.mark.parametrize("seed", range(SEEDS), ids=lambda seed: f"seed-{seed}")
 def test_fault_schedule(seed: int) -> None:
     simulation = simulate(schedule(seed))
+    oracle.check_deadlines(simulation)
+    oracle.check(simulation)
+
+
+@pytest.mark.parametrize("seed", range(PLANES_SEEDS), ids=lambda seed: f"seed-{seed}")
+def test_fault_schedule_with_planes(seed: int) -> None:
+    raw = schedule(seed)
+    # Longer than raw's, so that there are whole blocks, several stripes and many packets of one.
+    length = 40 * raw.length if seed % 4 == 0 else raw.length
+    simulation = simulate(dataclasses.replace(raw, codec="planes", length=length, trim_bytes=256))
     oracle.check_deadlines(simulation)
     oracle.check(simulation)
 

@@ -50,8 +50,15 @@ private:
 };
 
 // Rule 8: the same rotation on all ranks, another for every op, shard and block.
-constexpr std::uint64_t block_key(std::uint64_t seed, Seq seq, Rank shard, std::uint32_t block) {
-    return mix(mix(mix(seed) ^ (std::uint64_t{shard} << 32 | seq)) ^ block);
-}
+class BlockKeys {
+public:
+    constexpr BlockKeys(std::uint64_t seed, Seq seq, Rank shard)
+        : base_(mix(mix(seed) ^ (std::uint64_t{shard} << 32 | seq))) {}
+
+    constexpr std::uint64_t of(const BlockSpan& block) const { return mix(base_ ^ block.index); }
+
+private:
+    std::uint64_t base_;
+};
 
 }  // namespace tailcut::codec

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <optional>
 
-#include "codec/planes.hpp"
+#include "codec/block_sum.hpp"
 #include "codec/raw.hpp"
 #include "codec/rotate.hpp"
 
@@ -14,12 +14,6 @@ namespace {
 struct Piece {
     wire::Header header;
     std::span<const std::byte> payload;
-
-    PlanesHead head() const {
-        return {(header.count + kGranule - 1) / kGranule, header.planes, header.scale, header.gain_one,
-                header.gain_full};
-    }
-    std::uint32_t granules() const { return (header.count + kGranule - 1) / kGranule; }
 };
 
 std::optional<wire::Reject> check(const wire::Header& header, std::size_t payload_bytes, const Blocks& blocks,
@@ -77,45 +71,22 @@ std::vector<Piece> sorted(std::span<const std::span<const std::byte>> packets, c
     return pieces;
 }
 
-// A power of two that keeps sums of a block's coordinates within the normal range.
-float shift_for(float sigma) { return sigma > 0x1p60f ? 0x1p-64f : sigma < 0x1p-60f ? 0x1p64f : 1.0f; }
-
 void decode_block(std::span<const Piece> pieces, const BlockSpan& block, std::uint64_t key, bool biased,
                   std::span<float> z, std::span<float> out) {
-    const float shift = shift_for(pieces.front().header.scale);
-    double weight = 0;
+    BlockSum sum;
     std::uint32_t at = 0;
     for (const Piece& piece : pieces) {
         const std::uint32_t first = piece.header.first - block.begin;
         std::fill(z.begin() + at, z.begin() + first, 0.0f);
-        PlanesHead head = piece.head();
-        head.sigma *= shift;
-        const Cut cut = decode(head, piece.payload, z.subspan(first));
-        weight += cut.total_weight(head.granules);
+        const PlanesHead head = head_of(piece.header);
+        sum.add(head, piece.payload, z.subspan(first));
         at = first + head.granules * kGranule;
     }
     std::fill(z.begin() + at, z.end(), 0.0f);
-    const double unbias = biased || weight == 0 ? 1.0 : block.length / weight;
-    const auto scale = static_cast<float>(unbias / double{shift});
-    if (out.size() == block.length) return unrotate(z, out, key, scale);
-    unrotate(z, z, key, scale);
-    std::copy_n(z.begin(), out.size(), out.begin());
+    sum.rotate_back(z, out, key, biased ? 1.0 : sum.unbiasing(block.length));
 }
 
 }  // namespace
-
-std::uint32_t MessageSpec::packet_granules() const {
-    if (packet_bytes < wire::kHeaderBytes) return 0;
-    std::size_t room = packet_bytes - wire::kHeaderBytes;
-    constexpr std::size_t kCountable = 65535 / kGranule;  // what a header's count can say
-    if (codec == wire::Codec::kRaw)
-        return static_cast<std::uint32_t>(std::min(kCountable, room / (kGranule * sizeof(float))));
-    const std::size_t table = wire::gain_table_bytes(planes, true);
-    room = room < table ? 0 : room - table;
-    return static_cast<std::uint32_t>(
-        std::min({std::size_t{kBlock / kGranule}, room / (8 * static_cast<std::size_t>(planes)),
-                  trim_payload_bytes / 8}));
-}
 
 std::span<std::byte> Message::append(const wire::Header& header) {
     const std::size_t begin = bytes(), size = wire::kHeaderBytes + wire::stated_payload_bytes(header);
@@ -167,6 +138,7 @@ void Message::encode(std::span<const float> x, const MessageSpec& spec) {
     if (spec.codec == wire::Codec::kRaw) return append_raw(x, spec);
     const auto n = static_cast<std::uint32_t>(x.size());
     const Blocks blocks(n);
+    const BlockKeys keys(spec.seed, 0, 0);
     std::vector<float> work(kBlock), padded;
     for (std::uint64_t at = 0; at < blocks.padded();) {
         const BlockSpan block = blocks.of(static_cast<std::uint32_t>(at));
@@ -176,42 +148,10 @@ void Message::encode(std::span<const float> x, const MessageSpec& spec) {
             std::copy(in.begin(), in.end(), padded.begin());
             in = padded;
         }
-        const std::uint64_t key = block_key(spec.seed, 0, 0, block.index);
+        const std::uint64_t key = keys.of(block);
         const auto z = std::span(work).first(block.length);
         const Scale scale = rotate_and_scale(in, z, key);
         append_block(z, block, scale, key, n, spec);
-        at += block.length;
-    }
-}
-
-void Message::encode_mean(std::span<const Packets> contributions, std::uint32_t n, const MessageSpec& spec) {
-    ends_.clear();
-    const Blocks blocks(n);
-    const auto padded = static_cast<std::size_t>(blocks.padded());
-    std::vector<float> sums(padded, 0.0f), weights(padded / kGranule, 0.0f);
-    bool fine = true;
-    for (const Packets& packets : contributions) {  // rule 5: in rank order
-        DecodeCounts counts;
-        for (const Piece& piece : sorted(packets, blocks, n, counts)) {
-            if (piece.header.codec != wire::Codec::kPlanes) continue;
-            const Cut cut =
-                accumulate(piece.head(), piece.payload, std::span(sums).subspan(piece.header.first),
-                           std::span(weights).subspan(piece.header.first / kGranule));
-            fine = fine && cut.bits >= kMeasuredBits;
-        }
-    }
-    for (std::size_t at = 0; at < padded;) {
-        const BlockSpan block = blocks.of(static_cast<std::uint32_t>(at));
-        const auto z = std::span(sums).subspan(at, block.length);
-        std::size_t present = 0;
-        for (std::size_t g = 0; g < block.length / kGranule; ++g) {
-            const float weight = weights[at / kGranule + g];
-            if (weight == 0) continue;
-            present += kGranule;
-            for (float& value : z.subspan(g * kGranule, kGranule)) value /= weight;
-        }
-        const Scale scale = scale_of_mean(z, present, fine);
-        append_block(z, block, scale, block_key(spec.seed, 0, 0, block.index), n, spec);
         at += block.length;
     }
 }
@@ -222,6 +162,7 @@ DecodeCounts decode_message(std::span<const std::span<const std::byte>> packets,
     const Blocks blocks(n);
     DecodeCounts counts;
     const std::vector<Piece> pieces = sorted(packets, blocks, n, counts);
+    const BlockKeys keys(seed, 0, 0);
     std::vector<float> work(kBlock);
     auto next = pieces.begin();
     for (std::uint64_t at = 0; at < blocks.padded();) {
@@ -235,8 +176,8 @@ DecodeCounts decode_message(std::span<const std::span<const std::byte>> packets,
         if (begin == next)
             std::fill(here.begin(), here.end(), 0.0f);
         else
-            decode_block({begin, next}, block, block_key(seed, 0, 0, block.index), biased,
-                         std::span(work).first(block.length), here);
+            decode_block({begin, next}, block, keys.of(block), biased, std::span(work).first(block.length),
+                         here);
     }
     for (; next != pieces.end(); ++next)  // raw: whole coordinates
         std::memcpy(out.data() + next->header.first, next->payload.data(),

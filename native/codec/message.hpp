@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "codec/blocks.hpp"
+#include "codec/packet_limits.hpp"
 #include "wire/header.hpp"
 
 namespace tailcut::codec {
@@ -17,11 +17,10 @@ struct MessageSpec {
     wire::Codec codec = wire::Codec::kPlanes;
     int planes = 16;  // 1 to 16; not looked at by raw
     std::uint64_t seed = 0;
-    std::size_t packet_bytes = 1472;       // header and payload
-    std::size_t trim_payload_bytes = 166;  // what a switch leaves of a payload: plane 1 fits
+    PacketLimits limits{1424, 166};
 
     // Granules of a full packet; 0: not even one fits.
-    std::uint32_t packet_granules() const;
+    std::uint32_t packet_granules() const { return limits.granules(codec, planes); }
 };
 
 class Message {
@@ -35,10 +34,6 @@ public:
         const std::size_t begin = k == 0 ? 0 : ends_[k - 1];
         return std::span(buffer_).subspan(begin, ends_[k] - begin);
     }
-
-    // What an owner does with the contributions to its shard: the mean over what came of each, encoded once.
-    using Packets = std::vector<std::span<const std::byte>>;
-    void encode_mean(std::span<const Packets> contributions, std::uint32_t n, const MessageSpec& spec);
 
 private:
     std::span<std::byte> append(const wire::Header& header);

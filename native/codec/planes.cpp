@@ -82,6 +82,11 @@ void decode_scalar(const DecodeRun& run, const Centroids& means) {
     }
 }
 
+PlanesHead head_of(const wire::Header& header) {
+    return {(header.count + kGranule - 1) / kGranule, header.planes, header.scale, header.gain_one,
+            header.gain_full};
+}
+
 PlanesHead head_of(std::uint32_t granules, int planes, const Scale& scale, const Gains& gains) {
     return {granules, planes, scale.sigma, gains.at(1), gains.at(planes)};
 }

@@ -42,6 +42,7 @@ struct PlanesHead {
     std::size_t gain_bytes() const { return wire::gain_table_bytes(planes, gain_one != 0); }
     std::size_t payload_bytes() const { return stride() * static_cast<std::size_t>(planes) + gain_bytes(); }
 };
+PlanesHead head_of(const wire::Header& header);
 PlanesHead head_of(std::uint32_t granules, int planes, const Scale& scale, const Gains& gains);
 
 // `z`: the run's coordinates, a multiple of 64, granule `first_granule` of the block and on. Writes payload_bytes().

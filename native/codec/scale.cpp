@@ -32,6 +32,7 @@ void times_power_of_two(std::span<const float> in, std::span<float> out, int exp
 Scale scale_from(float mean_square, int exponent, bool gaussian) {
     Scale scale;
     scale.sigma = static_cast<float>(std::ldexp(double{std::sqrt(mean_square)}, -exponent));
+    scale.exponent = exponent;
     scale.gaussian = gaussian;
     if (scale.sigma > 0)
         scale.unit = static_cast<float>(1.0 / (kCodeUnit * std::ldexp(double{scale.sigma}, exponent)));

@@ -9,6 +9,7 @@ namespace tailcut::codec {
 struct Scale {
     float sigma = 0;          // on the wire; 0: the block is zero; NaN: it holds an Inf or a NaN
     float unit = 0;           // coordinate · unit = y/(1.6·√8), the argument of quantize()
+    int exponent = 0;         // the coordinates have been multiplied by 2^exponent
     bool gaussian = false;    // enough coordinates share the norm: the nominal gains hold
     bool non_finite = false;  // rule 10
 };

@@ -58,6 +58,11 @@ private:
     void send(Rank source, const Outgoing& out);
     bool frozen(Rank rank) const;
     bool cut(Rank a, Rank b) const;
+    Terms terms_of(Rank rank) const {
+        Terms terms = spec_.terms;
+        if (!spec_.planes_by_rank.empty()) terms.planes = spec_.planes_by_rank[rank];
+        return terms;
+    }
     double chance() { return static_cast<double>(mix(spec_.seed ^ mix(draws_++)) >> 11) * 0x1p-53; }
     std::uint32_t new_packet(Rank source, Rank destination, std::span<const std::byte> head,
                              std::span<const std::byte> tail);
@@ -90,13 +95,13 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
     settings.window_ops = spec.window_ops;
     settings.pool_bytes = spec.pool_bytes;
     settings.window_bytes = credit_window_bytes(spec.socket_buffer_bytes, spec.ranks);
-    settings.bounds = spec.bounds;
+    settings.codec = spec.codec;
     settings.first_seq = spec.first_seq;
     settings.record_fates = spec.record;
-    const std::vector<PeerSettings> peers(spec.ranks,
-                                          {settings.window_bytes, spec.pool_bytes, spec.packet_granules});
+    const std::vector<PeerSettings> peers(spec.ranks, {settings.window_bytes, spec.pool_bytes, spec.limits});
     for (Rank rank = 0; rank < spec.ranks; ++rank) {
         settings.shape.self = rank;
+        settings.terms = terms_of(rank);
         hosts_[rank].endpoint = std::make_unique<Endpoint>(settings, peers);
     }
     result_.reports.resize(spec.ranks);
@@ -165,8 +170,11 @@ void Sim::arrive(std::uint32_t id) {
     host.port_free = start + wire_time(packet.bytes.size());
     if (spec_.corrupt > 0 && chance() < spec_.corrupt) damage(packet);
     if (spec_.trim > 0 && chance() < spec_.trim && packet.bytes.size() > wire::kHeaderBytes) {
-        const double kept = chance() * static_cast<double>(packet.bytes.size() - wire::kHeaderBytes);
-        packet.bytes.resize(wire::kHeaderBytes + static_cast<std::size_t>(kept));
+        const std::size_t payload = packet.bytes.size() - wire::kHeaderBytes;
+        const auto kept = spec_.trim_to_payload_bytes > 0
+                              ? std::min<std::size_t>(payload, spec_.trim_to_payload_bytes)
+                              : static_cast<std::size_t>(chance() * static_cast<double>(payload));
+        packet.bytes.resize(wire::kHeaderBytes + kept);
     }
     if (host.port_free == now_) return deliver(id);
     schedule(host.port_free, Kind::kDeliver, packet.destination, id);
@@ -224,7 +232,7 @@ void Sim::enter(Rank rank) {
     host.entering = false;
     host.last_entry = now_;
     const Seq op = host.entered++;
-    host.endpoint->submit(now_, op, buckets_[op][rank], spec_.bounds);
+    host.endpoint->submit(now_, op, buckets_[op][rank], terms_of(rank));
 }
 
 // After anything has happened to a rank: send what it wants to send, take its reports, set its timer.

@@ -37,6 +37,7 @@ struct SimSpec {
     std::uint64_t seed = 0;
     // the network
     double loss = 0, duplicate = 0, corrupt = 0, trim = 0;  // probabilities per packet
+    std::uint32_t trim_to_payload_bytes = 0;                // what trimming leaves; 0: anything
     Duration delay = 10 * kMicrosecond;
     Duration jitter = 0;            // uniform on top of the delay: packets overtake each other
     double bytes_per_s = 0;         // of each NIC and each switch port; 0: unlimited
@@ -46,11 +47,13 @@ struct SimSpec {
     std::vector<Injection> injections;
     // the hosts
     std::uint32_t socket_buffer_bytes = 1 << 20;
-    std::uint32_t packet_granules = 5;
+    codec::PacketLimits limits{1280, 0};
+    wire::Codec codec = wire::Codec::kRaw;
     std::size_t pool_bytes = 1 << 24;
     Seq window_ops = 64;
     Seq first_seq = 0;
-    Bounds bounds;
+    Terms terms;
+    std::vector<int> planes_by_rank;  // instead of those of the terms; or none
     Duration linger = 0;
     // the program: rank r enters op k compute[k][r] after it has entered op k - 1 and finished op k - depth
     std::vector<std::vector<Duration>> compute;

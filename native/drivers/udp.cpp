@@ -67,7 +67,7 @@ void UdpLane::start(const Settings& settings, const std::vector<PeerSettings>& p
 
 // ---- the callers' side ------------------------------------------------------------------------------------
 
-Ticket UdpLane::submit(std::span<float> bucket, const Bounds& bounds) {
+Ticket UdpLane::submit(std::span<float> bucket, const Terms& terms) {
     const std::lock_guard lock(shared_->mutex);
     const Ticket ticket = shared_->next_ticket++;
     if (shared_->ended || shared_->close_linger >= 0 || !engine_) {
@@ -76,7 +76,7 @@ Ticket UdpLane::submit(std::span<float> bucket, const Bounds& bounds) {
         report.status = Status::kClosed;
         return ticket;
     }
-    shared_->submissions.push_back({ticket, bucket, bounds});
+    shared_->submissions.push_back({ticket, bucket, terms});
     if (std::exchange(shared_->asleep, false)) wake();
     return ticket;
 }
@@ -205,7 +205,7 @@ void UdpLane::take_commands() {
     }
     const Time now = clock_now();
     for (const Submission& submission : submissions)
-        endpoint_->submit(now, submission.ticket, submission.bucket, submission.bounds);
+        endpoint_->submit(now, submission.ticket, submission.bucket, submission.terms);
     if (linger < 0) return;
     if (!closing_) endpoint_->say_goodbye();
     closing_ = true;
@@ -245,6 +245,7 @@ bool UdpLane::send() {
         any |= sent > 0;
         blocked_ = sent < batch_.size() && segmented == socket_.segments();
     }
+    batch_.clear();  // encoded bytes go back to the endpoint's memory
     return any;
 }
 

@@ -40,7 +40,7 @@ public:
                std::vector<Address> addresses);
 
     // The bucket must stay valid until its report is there.
-    Ticket submit(std::span<float> bucket, const Bounds& bounds);
+    Ticket submit(std::span<float> bucket, const Terms& terms);
     void resynced();
     // Blocks for at most `timeout`. The report stays until it is forgotten, so that a caller that is interrupted
     // can ask again.
@@ -60,7 +60,7 @@ private:
     struct Submission {
         Ticket ticket;
         std::span<float> bucket;
-        Bounds bounds;
+        Terms terms;
     };
 
     void run();

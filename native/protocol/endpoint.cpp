@@ -6,21 +6,31 @@
 #include <limits>
 
 namespace tailcut {
+namespace {
+
+std::vector<codec::PacketLimits> limits_of(const std::vector<PeerSettings>& peers) {
+    std::vector<codec::PacketLimits> limits;
+    for (const PeerSettings& peer : peers) limits.push_back(peer.limits);
+    return limits;
+}
+
+}  // namespace
 
 Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& peers)
     : settings_(settings),
       memory_(settings.pool_bytes),
+      context_(settings.shape, settings.codec, limits_of(peers), memory_),
       peers_(peers.begin(), peers.end()),
       recent_bytes_(2 * std::size_t{settings.window_ops}),
-      bounds_(settings.bounds),
+      terms_(settings.terms),
       next_seq_(settings.first_seq) {
     for (Peer& peer : peers_) peer.entered = peer.told_entered = peer.served_below = settings.first_seq;
 }
 
 // ---- the local rank ---------------------------------------------------------------------------------------
 
-void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Bounds& bounds) {
-    bounds_ = bounds;
+void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) {
+    terms_ = terms;
     OpReport refused;
     refused.ticket = ticket;
     refused.seq = next_seq_;
@@ -43,9 +53,9 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Bo
     const Seq seq = next_seq_++;
     Slot& slot = slot_of(seq);
     Op* op = variant(seq, slot, static_cast<std::uint32_t>(bucket.size()), true);
-    if (!op->owns()) own(now, slot, *op, memory_.take(OwnedShard::floats(op->layout())));
+    if (!op->owns()) own(now, slot, *op, memory_.take(op->own_floats()));
     ++in_flight_;
-    op->enter(now, ticket, bucket, bounds, contributing_);
+    op->enter(now, ticket, bucket, terms, contributing_);
     for (Rank rank = 0; rank < peers_.size(); ++rank)
         if (peers_[rank].left(seq)) op->forsake(rank);
     cast_vote(now, slot, settings_.shape.self, op->layout().bucket_len);
@@ -179,11 +189,11 @@ std::optional<wire::Reject> Endpoint::deliver(Time now, Slot& slot, Op& op, cons
                                               std::span<const std::byte> payload) {
     if (header.stage() == wire::Stage::kScatter) {
         if (!op.owns()) {
-            Block block = room(OwnedShard::floats(op.layout()), wire::Stage::kScatter, op, now);
+            Block block = room(op.own_floats(), wire::Stage::kScatter, op, now);
             if (!block) return wire::Reject::kPool;
             own(now, slot, op, std::move(block));
         }
-        const Duration age = std::min(Duration{header.entry_us} * kMicrosecond, bounds_.deadline);
+        const Duration age = std::min(Duration{header.entry_us} * kMicrosecond, terms_.bounds.deadline);
         return op.scatter(now, header, payload, now - age);
     }
     if (op.finished()) {  // rule 9: late is not lost, but it does not touch a bucket that was handed back
@@ -203,7 +213,7 @@ std::optional<wire::Reject> Endpoint::check_shape(const wire::Header& header,
                                                   std::size_t payload_bytes) const {
     const Shape& shape = settings_.shape;
     const bool gather = header.stage() == wire::Stage::kGather;
-    if (header.codec != wire::Codec::kRaw) return wire::Reject::kType;  // known to the wire, not yet to an op
+    if (!header.empty() && header.codec != settings_.codec) return wire::Reject::kType;
     if (header.shard >= shape.ranks) return wire::Reject::kShape;
     if (shape.owner(header.shard, header.seq) != (gather ? header.source : shape.self))
         return wire::Reject::kOwner;
@@ -218,7 +228,10 @@ std::optional<wire::Reject> Endpoint::check_shape(const wire::Header& header,
     const std::uint64_t end = std::uint64_t{header.first} + header.count;
     if (header.first % kGranule != 0 || end > length) return wire::Reject::kShape;
     if (header.count % kGranule != 0 && end != length) return wire::Reject::kShape;
-    return std::nullopt;
+    if (header.codec != wire::Codec::kPlanes || header.empty()) return std::nullopt;
+    const codec::BlockSpan block = codec::Blocks(length).of(header.first);  // of which all of the run must be
+    return end > std::uint64_t{block.begin} + block.length ? std::optional(wire::Reject::kShape)
+                                                           : std::nullopt;
 }
 
 }  // namespace tailcut

@@ -24,10 +24,11 @@ namespace tailcut {
 struct Settings {
     Shape shape;
     std::uint64_t group_tag = 0;
-    Seq window_ops = 64;  // W of rule 3
+    Seq window_ops = 64;                    // W of rule 3
+    wire::Codec codec = wire::Codec::kRaw;  // of all ranks
     std::size_t pool_bytes = 0;
     std::uint32_t window_bytes = 0;  // each sender's share of our socket buffer
-    Bounds bounds;                   // of ops that this rank has not entered
+    Terms terms;                     // of ops that this rank has not entered
     Seq first_seq = 0;
     bool record_fates = false;
 };
@@ -48,7 +49,7 @@ public:
     Endpoint(const Settings& settings, const std::vector<PeerSettings>& peers);
 
     // The local rank enters its next op. The bucket must stay valid until the report of `ticket`.
-    void submit(Time now, Ticket ticket, std::span<float> bucket, const Bounds& bounds);
+    void submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms);
     void resynced() { contributing_ = true; }  // the state was copied from a peer: contribute again
     void say_goodbye();                        // enter no more ops, go on serving
     void abort(Time now);                      // end the ops in flight with what has arrived
@@ -112,17 +113,18 @@ private:
 
     const Settings settings_;
     Memory memory_;  // before the ops, whose blocks return to it
+    OpContext context_;
     std::vector<Peer> peers_;
     Slots slots_;
     std::vector<std::uint64_t> recent_bytes_;  // by seq modulo its size: bucket bytes of recent ops
-    Bounds bounds_;
+    Terms terms_;                              // of the latest op
     Seq next_seq_;
     std::size_t in_flight_ = 0;  // ops entered and not finished
     bool contributing_ = true, closing_ = false;
     Seq goodbye_seq_ = 0;  // the first op that we neither enter nor serve
     std::deque<Rank> ready_;
-    std::uint32_t burst_granules_ = 0;  // sent in a row to the peer at the front of ready_
-    Time next_probe_ = kNever;          // no probe is due before
+    std::size_t burst_bytes_ = 0;  // sent in a row to the peer at the front of ready_
+    Time next_probe_ = kNever;     // no probe is due before
     std::vector<OpReport> reports_;
     Counters counters_;
 };

@@ -31,7 +31,7 @@ Op* Endpoint::variant(Seq seq, Slot& slot, std::uint32_t bucket_len, bool own_le
         if (op->layout().bucket_len == bucket_len) return op.get();
     // The local rank's own length always finds a place.
     if (slot.variants.size() + slot.forgotten.size() >= kMaxVariants && !own_length) return nullptr;
-    slot.variants.push_back(std::make_unique<Op>(settings_.shape, seq, bucket_len));
+    slot.variants.push_back(std::make_unique<Op>(context_, seq, bucket_len, terms_.planes));
     if (own_length || slot.variants.size() == 1)
         recent_bytes_[seq % recent_bytes_.size()] = slot.variants.back()->layout().bytes();
     return slot.variants.back().get();
@@ -127,7 +127,7 @@ void Endpoint::retire() {
             if (op.entered() && !op.finished()) return false;
             bool drop = next_seq_ - seq > settings_.window_ops;
             if (!drop && op.finished() && next_seq_ - seq > 2 && !op.compacted()) {
-                Block smaller = memory_.take_pool(op.layout().shard_stride());
+                Block smaller = memory_.take_pool(op.compact_floats());
                 drop = !smaller && !awaited(seq, op);
                 if (smaller) op.compact(std::move(smaller));
             }
@@ -186,14 +186,15 @@ void Endpoint::jump(Time now) {
 Time Endpoint::next_timer() const {
     Time next = next_probe_;
     for (const auto& [seq, slot] : slots_)
-        for (const auto& op : slot.variants) next = std::min({next, op->close_at(bounds_), op->deadline()});
+        for (const auto& op : slot.variants)
+            next = std::min({next, op->close_at(terms_.bounds), op->deadline()});
     return next;
 }
 
 void Endpoint::advance(Time now) {
     for (auto& [seq, slot] : slots_)
         for (auto& op : slot.variants) {
-            if (op->close_at(bounds_) <= now) {
+            if (op->close_at(terms_.bounds) <= now) {
                 op->close(now);
                 mark_all_ready();
                 settle(now, slot, *op);

@@ -1,7 +1,6 @@
 #include "protocol/op.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -14,62 +13,47 @@ constexpr std::uint32_t kMaxRunGranules = 0xFFFF / kGranule;  // Header::count i
 
 std::uint32_t granules_of(std::uint32_t coords) { return (coords + kGranule - 1) / kGranule; }
 
-bool cut(const wire::Header& header, std::span<const std::byte> payload) {
-    return payload.size() < wire::stated_payload_bytes(header);
-}
-
-// A cut packet counts for the granules that it still holds whole.
-std::uint32_t delivered_granules(const wire::Header& header, std::span<const std::byte> payload) {
-    return cut(header, payload) ? static_cast<std::uint32_t>(payload.size() / (kGranule * sizeof(float)))
-                                : granules_of(header.count);
-}
-
 }  // namespace
 
-Op::Op(const Shape& shape, Seq seq, std::uint32_t bucket_len)
-    : shape_(shape), seq_(seq), layout_{bucket_len, shape.ranks}, sent_(shape.ranks) {
-    for (Rank shard = 0; shard < shape.ranks; ++shard) total_granules_ += layout_.granules(shard);
+Op::Op(OpContext& context, Seq seq, std::uint32_t bucket_len, int planes)
+    : context_(context),
+      shape_(context.shape),
+      seq_(seq),
+      layout_{bucket_len, shape_.ranks},
+      planes_(planes),
+      sent_(shape_.ranks),
+      steps_(shape_.ranks) {
+    for (Rank shard = 0; shard < shape_.ranks; ++shard) total_granules_ += layout_.granules(shard);
 }
 
-void Op::own(Block memory) { owned_.emplace(shape_, layout_, own_shard(), std::move(memory)); }
+void Op::own(Block memory) {
+    owned_.emplace(shape_, layout_.granules(own_shard()),
+                   make_reduction(context_, seq_, layout_, planes_, std::move(memory)));
+}
 
 void Op::hold(Block memory) {
-    result_ = std::move(memory);
+    means_ = make_means(context_, seq_, layout_, std::move(memory));
     for (Rank shard = 0; shard < shape_.ranks; ++shard) {
         answered_.emplace_back(layout_.granules(shard));
         held_.emplace_back(layout_.granules(shard));
     }
 }
 
-void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Bounds& bounds, bool contributing) {
+void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing) {
     entered_ = true;
     contributing_ = contributing;
     bucket_ = bucket;
-    bounds_ = bounds;
+    bounds_ = terms.bounds;
+    planes_ = terms.planes;
     entered_at_ = now;
-    deadline_ = now + bounds.deadline;
+    deadline_ = now + terms.bounds.deadline;
     report_.ticket = ticket;
     if (!holds()) hold({});
-    take_over_held();
-    owned_->enter(now, bucket.data() + layout_.begin(own_shard()), contributing);
-}
-
-// Results that came before the entry: from the pool, and the own shard if it was closed without us.
-void Op::take_over_held() {
-    for (Rank shard = 0; result_ && shard < shape_.ranks; ++shard)
-        for (std::uint32_t g = 0, last; g < layout_.granules(shard); g = last) {
-            last = held_[shard].run_end(g, layout_.granules(shard));
-            if (!held_[shard].test(g)) continue;
-            const std::uint64_t at = layout_.begin(shard) + g * kGranule;
-            std::memcpy(bucket_.data() + at, result_.data() + at,
-                        layout_.coords(shard, g, last) * sizeof(float));
-        }
-    result_ = {};
-    for (const Run& run : owned_->runs())
-        if (!run.empty)
-            std::memcpy(bucket_.data() + layout_.begin(own_shard()) + run.first * kGranule,
-                        owned_->mean() + run.first * kGranule,
-                        layout_.coords(own_shard(), run.first, run.last) * sizeof(float));
+    means_->enter(bucket, held_);
+    contributions_ = make_contributions(context_, seq_, layout_, planes_, bucket);
+    for (Rank peer = 0; peer < shape_.ranks; ++peer)
+        if (peer != shape_.self) steps_[peer] = contributions_->steps(shape_.shard_of(peer, seq_));
+    owned_->enter(now, bucket.data() + layout_.begin(own_shard()), contributing, planes_);
 }
 
 std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
@@ -84,12 +68,11 @@ std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
             owned_->abstain(header.source, now);
         return std::nullopt;
     }
-    report_.trimmed_packets += cut(header, payload);
+    report_.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
     const std::uint32_t first = header.first / kGranule;
-    const std::uint32_t last = first + delivered_granules(header, payload);
+    const std::uint32_t last = first + wire::delivered_granules(header, payload.size());
     if (first == last) return std::nullopt;
-    const std::size_t bytes = layout_.coords(own_shard(), first, last) * sizeof(float);
-    return owned_->contribute(header.source, first, last, payload.first(bytes), now);
+    return owned_->contribute(header, first, last, payload, now);
 }
 
 std::optional<wire::Reject> Op::gather(const wire::Header& header, std::span<const std::byte> payload) {
@@ -100,15 +83,15 @@ std::optional<wire::Reject> Op::gather(const wire::Header& header, std::span<con
     if (answered_[shard].any(first, last)) return wire::Reject::kDuplicate;
     non_finite_ |= (header.flags & wire::kNonFinite) != 0;
     if (!header.empty()) {
-        report_.trimmed_packets += cut(header, payload);
-        last = first + delivered_granules(header, payload);
-        const std::size_t bytes = layout_.coords(shard, first, last) * sizeof(float);
-        float* base = entered_ ? bucket_.data() : result_.data();
-        std::memcpy(base + layout_.begin(shard) + header.first, payload.data(), bytes);
+        report_.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
+        last = first + wire::delivered_granules(header, payload.size());
+        if (first == last) return std::nullopt;
+        means_->place(header, first, last, payload);
         held_[shard].set(first, last);
     }
     answered_[shard].set(first, last);
     answered_count_ += last - first;
+    means_->settle(shard, first, last, answered_[shard], held_[shard]);
     return std::nullopt;
 }
 
@@ -128,12 +111,12 @@ void Op::forfeit(Time now) {
     owned_->close(now);
 }
 
-bool Op::next_packet(Time now, Rank peer, std::uint32_t max_granules, Outgoing& out) {
+bool Op::next_packet(Time now, Rank peer, Outgoing& out) {
     out.header = {};
+    out.keeper.reset();
     // Means come first: they end ops. But the word that we have ended this one stops means that come too late.
-    const bool found = finished_
-                           ? next_contribution(peer, max_granules, out) || next_mean(peer, max_granules, out)
-                           : next_mean(peer, max_granules, out) || next_contribution(peer, max_granules, out);
+    const bool found = finished_ ? next_contribution(peer, out) || next_mean(peer, out)
+                                 : next_mean(peer, out) || next_contribution(peer, out);
     if (!found) return false;
     out.peer = peer;
     out.header.seq = seq_;
@@ -147,68 +130,59 @@ bool Op::next_packet(Time now, Rank peer, std::uint32_t max_granules, Outgoing& 
 
 bool Op::pending(Rank peer) const { return (owned_ && owned_->pending(peer)) || unsent(peer); }
 
-bool Op::next_mean(Rank peer, std::uint32_t max_granules, Outgoing& out) {
+bool Op::next_mean(Rank peer, Outgoing& out) {
     const auto run = owned_ ? owned_->pending(peer) : std::nullopt;
     if (!run) return false;
     const Rank shard = own_shard();
     const std::uint32_t all = layout_.granules(shard);
-    const bool whole = run->empty && run->first == 0 && run->last == all;
-    std::uint32_t granules = run->last - run->first;
-    if (!whole) granules = std::min(granules, run->empty ? kMaxRunGranules : max_granules);
-
-    // Rule 10: the last packet of the own mean must know what the own bucket holds.
-    if (run->first + granules == all && entered_ && !finished_) scan_unsent();
-
     out.rewind = owned_->cursor(peer);
     out.header.flags = wire::kGatherStage | (run->empty ? wire::kEmpty : 0);
     out.header.shard = shard;
     out.header.first = run->first * kGranule;
-    const std::uint32_t coords = layout_.coords(shard, run->first, run->first + granules);
-    out.header.count = whole ? 0 : static_cast<std::uint16_t>(coords);
-    out.payload = run->empty ? std::span<const std::byte>{}
-                             : std::as_bytes(std::span(owned_->mean() + out.header.first, coords));
+    std::uint32_t granules;
+    if (run->empty) {
+        const bool whole = run->first == 0 && run->last == all;
+        granules = whole ? all : std::min(run->last - run->first, kMaxRunGranules);
+        const std::uint32_t coords = layout_.coords(shard, run->first, run->first + granules);
+        out.header.count = whole ? 0 : static_cast<std::uint16_t>(coords);
+        out.payload = {};
+    } else {
+        granules = owned_->packet(peer, *run, out);
+    }
     owned_->advance(peer, granules);
+    // Rule 10: the last packet of the own mean must know what the own bucket holds.
+    if (owned_->served(peer) && entered_ && !finished_) scan_unsent();
     return true;
 }
 
-bool Op::next_contribution(Rank peer, std::uint32_t max_granules, Outgoing& out) {
-    if (!entered_) return false;
+bool Op::next_contribution(Rank peer, Outgoing& out) {
     const Rank shard = shape_.shard_of(peer, seq_);
-    const std::uint32_t all = layout_.granules(shard);
     std::uint32_t& sent = sent_[peer];
+    out.header.shard = shard;
+    out.rewind = {0, sent};
     const bool empty = finished_ || !contributing_ || layout_.length(shard) == 0;
-    if (empty && sent < all) {
+    if (empty && unsent(peer)) {
         out.header.flags = wire::kEmpty | (finished_ ? wire::kOver : 0);
-        out.header.shard = shard;
         out.payload = {};
-        out.rewind = {0, sent};
-        sent = all;
+        sent = steps_[peer];
         return true;
     }
-    while (sent < all) {
-        const std::uint32_t first = sent, last = std::min(all, first + max_granules);
-        sent = last;
-        // Rule 2: no contribution to what the owner has already sent back. It would also read the mean.
-        if (answered_[shard].any(first, last)) continue;
-        const std::uint32_t coords = layout_.coords(shard, first, last);
-        const std::span<const float> values(bucket_.data() + layout_.begin(shard) + first * kGranule, coords);
-        non_finite_ = non_finite_ || (!scanned_ && codec::has_non_finite(values));
-        out.header.flags = 0;
-        out.header.shard = shard;
-        out.header.first = first * kGranule;
-        out.header.count = static_cast<std::uint16_t>(coords);
-        out.payload = std::as_bytes(values);
-        out.rewind = {0, first};
+    while (unsent(peer)) {
+        out.rewind = {0, sent};
+        if (!contributions_->next(shard, answered_[shard], sent, out)) continue;
+        non_finite_ |= (out.header.flags & wire::kNonFinite) != 0;
         return true;
     }
     return false;
 }
 
 void Op::retract(const Outgoing& out) {
-    if (out.header.stage() == wire::Stage::kGather)
+    if (out.header.stage() == wire::Stage::kGather) {
         owned_->rewind(out.peer, out.rewind);
-    else
+    } else {
         sent_[out.peer] = out.rewind.granule;
+        if (contributions_) contributions_->retract(out);
+    }
 }
 
 void Op::scan_unsent() {
@@ -216,33 +190,18 @@ void Op::scan_unsent() {
     for (Rank peer = 0; contributing_ && !non_finite_ && peer < shape_.ranks; ++peer) {
         if (peer == shape_.self) continue;  // the own shard is seen in its mean
         const Rank shard = shape_.shard_of(peer, seq_);
-        const std::uint32_t at = std::min(layout_.length(shard), sent_[peer] * kGranule);
+        const std::uint32_t at = layout_.coords(shard, 0, contributions_->first_unseen(shard, sent_[peer]));
         non_finite_ =
             codec::has_non_finite(bucket_.subspan(layout_.begin(shard) + at, layout_.length(shard) - at));
     }
-}
-
-void Op::zero_what_is_missing() {
-    const auto zero = [&](Rank shard, std::uint32_t first, std::uint32_t last) {
-        std::fill_n(bucket_.data() + layout_.begin(shard) + first * kGranule,
-                    layout_.coords(shard, first, last), 0.0f);
-    };
-    for (Rank shard = 0; shard < shape_.ranks; ++shard) {
-        if (shard == own_shard()) continue;
-        for (std::uint32_t g = 0, last; g < layout_.granules(shard); g = last) {
-            last = held_[shard].run_end(g, layout_.granules(shard));
-            if (!held_[shard].test(g)) zero(shard, g, last);
-        }
-    }
-    for (const Run& run : owned_->runs())
-        if (run.empty) zero(own_shard(), run.first, run.last);
 }
 
 OpReport Op::finish(Time now, Status status, bool record_fates) {
     owned_->close(now);  // the own contribution leaves with the bucket
     owned_->leave();
     scan_unsent();
-    zero_what_is_missing();
+    means_->finish(own_shard(), held_);
+    contributions_.reset();
     // Rule 10: whoever checks gradients for Inf and NaN finds one, whichever packets were lost.
     if (non_finite() && !bucket_.empty()) bucket_[0] = std::numeric_limits<float>::quiet_NaN();
     if (status == Status::kBehind) {  // nothing is reduced for a rank whose parameters are old
@@ -254,8 +213,7 @@ OpReport Op::finish(Time now, Status status, bool record_fates) {
     // An owner whose mean we have needs no word; the others are told that we have ended.
     for (Rank peer = 0; peer < shape_.ranks; ++peer) {
         const Rank shard = shape_.shard_of(peer, seq_);
-        const std::uint32_t all = layout_.granules(shard);
-        sent_[peer] = peer == shape_.self || answered_[shard].all(0, all) ? all : 0;
+        sent_[peer] = answered_[shard].all(0, layout_.granules(shard)) ? steps_[peer] : 0;
     }
     fill_report(now, status, record_fates);
     return std::move(report_);
@@ -268,6 +226,7 @@ void Op::fill_report(Time now, Status status, bool record_fates) {
     report_.own_shard = own_shard();
     report_.non_finite = non_finite();
     report_.contributed = contributing_;
+    report_.planes = context_.codec == wire::Codec::kPlanes ? planes_ : 0;
     report_.entered_at = entered_at_;
     report_.scatter_closed_at = owned_->closed_at();
     report_.finished_at = now;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -14,18 +15,10 @@
 
 namespace tailcut {
 
-// A packet on its way out. The payload points into the bucket or into the op's memory: it is valid until the
-// endpoint is handed anything, a datagram, an op or the time.
-struct Outgoing {
-    Rank peer = 0;
-    wire::Header header;
-    std::span<const std::byte> payload;
-    RunCursor rewind;  // where the peer's cursor stood, for Op::retract
-};
-
 class Op {
 public:
-    Op(const Shape& shape, Seq seq, std::uint32_t bucket_len);
+    // `planes` until the local rank enters.
+    Op(OpContext& context, Seq seq, std::uint32_t bucket_len, int planes);
 
     Seq seq() const { return seq_; }
     const Layout& layout() const { return layout_; }
@@ -33,14 +26,15 @@ public:
     bool entered() const { return entered_; }
     bool finished() const { return finished_; }
     bool owns() const { return owned_.has_value(); }
-    bool holds() const { return !answered_.empty(); }
+    bool holds() const { return means_ != nullptr; }
 
     // Memory comes when it is first needed: for an op not entered yet, from the pool.
-    void own(Block memory);   // OwnedShard::floats()
+    std::size_t own_floats() const { return owned_floats(context_.codec, layout_); }
+    void own(Block memory);   // own_floats(); without them the shard can only be closed EMPTY
     void hold(Block memory);  // bucket_len floats
 
     // The local rank. Needs own(); takes what has already arrived over into the bucket.
-    void enter(Time now, Ticket ticket, std::span<float> bucket, const Bounds& bounds, bool contributing);
+    void enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing);
 
     // Packets that passed the endpoint's checks. scatter() needs own(), gather() needs hold() or an entry.
     std::optional<wire::Reject> scatter(Time now, const wire::Header& header,
@@ -64,14 +58,15 @@ public:
     // Ends the op for the caller: what did not come is zero. The bucket is not touched afterwards.
     OpReport finish(Time now, Status status, bool record_fates);
 
-    // The next packet for the peer, of at most `max_granules`: means first, then contributions.
-    bool next_packet(Time now, Rank peer, std::uint32_t max_granules, Outgoing& out);
+    // The next packet for the peer: means first, then contributions.
+    bool next_packet(Time now, Rank peer, Outgoing& out);
     void retract(const Outgoing& out);
     bool pending(Rank peer) const;
     bool served(Rank peer) const { return (!owned_ || owned_->served(peer)) && !unsent(peer); }
     bool closed() const { return !owned_ || owned_->closed(); }
     bool compacted() const { return !owned_ || owned_->compacted(); }
     bool is_history() const { return finished_ && owned_->pooled(); }
+    std::size_t compact_floats() const { return owned_->compact_floats(); }
     void compact(Block smaller) { owned_->compact(std::move(smaller)); }
 
     void count_received(std::size_t bytes) { ++report_.received_packets, report_.received_bytes += bytes; }
@@ -79,18 +74,15 @@ public:
     void uncount_sent(std::size_t bytes) { --report_.sent_packets, report_.sent_bytes -= bytes; }
 
 private:
-    bool unsent(Rank peer) const {
-        return entered_ && sent_[peer] < layout_.granules(shape_.shard_of(peer, seq_));
-    }
-    bool next_mean(Rank peer, std::uint32_t max_granules, Outgoing& out);
-    bool next_contribution(Rank peer, std::uint32_t max_granules, Outgoing& out);
-    void take_over_held();
-    void zero_what_is_missing();
+    bool unsent(Rank peer) const { return sent_[peer] < steps_[peer]; }
+    bool next_mean(Rank peer, Outgoing& out);
+    bool next_contribution(Rank peer, Outgoing& out);
     void fill_report(Time now, Status status, bool record_fates);
     void scan_unsent();
     bool non_finite() const { return non_finite_ || (owned_ && owned_->non_finite()); }
 
-    const Shape shape_;
+    OpContext& context_;
+    const Shape& shape_;
     const Seq seq_;
     const Layout layout_;
     std::uint32_t total_granules_ = 0;
@@ -99,13 +91,16 @@ private:
     bool entered_ = false, contributing_ = false, finished_ = false;
     std::span<float> bucket_;
     Bounds bounds_;
+    int planes_;
     Time entered_at_ = 0, deadline_ = kNever;
-    std::vector<std::uint32_t> sent_;  // by peer: granules of its shard that are sent
+    std::unique_ptr<Contributions> contributions_;
+    std::vector<std::uint32_t> sent_,
+        steps_;  // by peer: what is sent of the contribution to its shard, and all of it
 
     std::optional<OwnedShard> owned_;
 
     // means coming in, except for the own shard
-    Block result_;                      // before the entry
+    std::unique_ptr<Means> means_;
     std::vector<GranuleSet> answered_;  // by shard: granules that came, with a mean or EMPTY
     std::vector<GranuleSet> held_;      // by shard: granules that came with a mean
     std::uint32_t answered_count_ = 0;

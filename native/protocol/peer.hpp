@@ -10,14 +10,15 @@
 #include <cstdint>
 #include <vector>
 
+#include "codec/packet_limits.hpp"
 #include "protocol/types.hpp"
 
 namespace tailcut {
 
 struct PeerSettings {
-    std::uint32_t window_bytes = 0;     // our share of its socket buffer
-    std::uint64_t pool_bytes = 0;       // its room for ops that it has not reached
-    std::uint32_t packet_granules = 1;  // granules per packet on the path to it
+    std::uint32_t window_bytes = 0;  // our share of its socket buffer
+    std::uint64_t pool_bytes = 0;    // its room for ops that it has not reached
+    codec::PacketLimits limits;      // of packets on the path to it
 };
 
 // The kernel charges a datagram more than its bytes; measured at most this much more.

@@ -28,6 +28,7 @@ struct OpReport {
     Rank own_shard = 0;
     bool non_finite = false;
     bool contributed = true;
+    int planes = 0;  // bits a coordinate that this rank sent; 0: raw
     Time entered_at = 0;
     Time scatter_closed_at = 0;  // when this rank closed SCATTER of its own shard
     Time finished_at = 0;

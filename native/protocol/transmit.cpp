@@ -6,7 +6,7 @@
 namespace tailcut {
 namespace {
 
-constexpr std::uint32_t kBurstGranules = 240;  // in a row to one peer: what one segmented send can take
+constexpr std::size_t kBurstBytes = 60 * 1024;  // in a row to one peer: what one segmented send can take
 
 }  // namespace
 
@@ -28,17 +28,17 @@ bool Endpoint::transmit(Time now, Outgoing& out) {
         if (next_for(now, rank, out)) {
             ++counters_.sent_packets;
             counters_.sent_bytes += wire::kHeaderBytes + out.payload.size();
-            burst_granules_ += peers_[rank].settings.packet_granules;
-            if (burst_granules_ >= kBurstGranules) {
+            burst_bytes_ += out.payload.size();
+            if (burst_bytes_ >= kBurstBytes) {
                 ready_.pop_front();
                 ready_.push_back(rank);
-                burst_granules_ = 0;
+                burst_bytes_ = 0;
             }
             return true;
         }
         ready_.pop_front();
         peers_[rank].ready = false;
-        burst_granules_ = 0;
+        burst_bytes_ = 0;
     }
     return false;
 }
@@ -75,15 +75,15 @@ bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
             over &= op->served(rank) && op->closed() && (op->finished() || !op->entered());
             if (!op->pending(rank)) continue;
             const auto shard_bytes = static_cast<std::uint64_t>(op->layout().shard_stride()) * sizeof(float);
-            const auto packet_bytes = std::uint64_t{peer.settings.packet_granules} * kGranule * sizeof(float);
+            const std::uint64_t payload_bytes = peer.settings.limits.payload_bytes;
             const auto cost =
-                static_cast<std::uint32_t>(std::min(packet_bytes, shard_bytes) + wire::kHeaderBytes) +
+                static_cast<std::uint32_t>(std::min(payload_bytes, shard_bytes) + wire::kHeaderBytes) +
                 kDatagramOverheadBytes;
             if (!has_room_for(peer, seq) || !peer.has_credit(cost)) {
                 ask_later(now, peer);
                 return false;
             }
-            if (!op->next_packet(now, rank, peer.settings.packet_granules, out)) continue;
+            if (!op->next_packet(now, rank, out)) continue;
             out.header.group_tag = settings_.group_tag;
             out.header.source = settings_.shape.self;
             out.header.stamp_us = peer.next_stamp(now);
@@ -113,7 +113,7 @@ bool Endpoint::has_room_for(const Peer& peer, Seq seq) const {
         const Layout layout{
             static_cast<std::uint32_t>(recent_bytes_[at % recent_bytes_.size()] / sizeof(float)),
             settings_.shape.ranks};
-        needed += (OwnedShard::floats(layout) + layout.bucket_len + 32) * sizeof(float);
+        needed += (owned_floats(settings_.codec, layout) + layout.bucket_len + 32) * sizeof(float);
     }
     return needed <= peer.settings.pool_bytes;
 }

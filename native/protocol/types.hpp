@@ -69,4 +69,16 @@ struct Layout {
     std::uint64_t bytes() const { return std::uint64_t{bucket_len} * sizeof(float); }
 };
 
+struct Bounds {
+    Duration scatter = 0;      // t_B: SCATTER closes this long after the entry of the ceil(N/2)-th rank,
+    Duration scatter_cap = 0;  // and at the latest this long after the first
+    Duration deadline = 0;     // the whole op, from the rank's own entry
+};
+
+// What a rank decides for each of its ops.
+struct Terms {
+    Bounds bounds;
+    int planes = 16;  // bits of a coordinate that it sends; not looked at by raw
+};
+
 }  // namespace tailcut

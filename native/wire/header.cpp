@@ -1,5 +1,6 @@
 #include "wire/header.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -52,6 +53,8 @@ bool sound_scale(const Header& header) {
     const bool marked = header.scale != header.scale && header.flags & kNonFinite;
     return (scale_ok || marked) && sound(header.gain_full) && sound(header.gain_one);
 }
+
+std::uint32_t granules(const Header& header) { return (header.count + 63u) / 64; }
 
 template <typename T>
 void put(HeaderBytes& bytes, Offset at, T value) {
@@ -138,8 +141,14 @@ Parsed parse(std::span<const std::byte> datagram) {
 std::size_t stated_payload_bytes(const Header& header) {
     if (header.type != Type::kData || header.empty()) return 0;
     if (header.codec == Codec::kRaw) return std::size_t{header.count} * sizeof(float);
-    const std::size_t plane_bytes = (std::size_t{header.count} + 63) / 64 * 8;
-    return plane_bytes * header.planes + gain_table_bytes(header.planes, header.gain_one != 0);
+    return std::size_t{granules(header)} * 8 * header.planes +
+           gain_table_bytes(header.planes, header.gain_one != 0);
+}
+
+std::uint32_t delivered_granules(const Header& header, std::size_t payload_bytes) {
+    if (payload_bytes >= stated_payload_bytes(header)) return granules(header);
+    const std::size_t first_bits = header.codec == Codec::kRaw ? 64 * sizeof(float) : 8;
+    return static_cast<std::uint32_t>(std::min<std::size_t>(granules(header), payload_bytes / first_bits));
 }
 
 }  // namespace tailcut::wire

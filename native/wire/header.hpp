@@ -94,5 +94,7 @@ constexpr std::size_t gain_table_bytes(int planes, bool measured) {
 
 // The payload bytes that an untrimmed packet with this header carries.
 std::size_t stated_payload_bytes(const Header& header);
+// The granules, from its first, of which a packet with so much of its payload holds anything: raw, if they are whole.
+std::uint32_t delivered_granules(const Header& header, std::size_t payload_bytes);
 
 }  // namespace tailcut::wire

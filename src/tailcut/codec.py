@@ -15,7 +15,7 @@ from tailcut.errors import ConfigError
 
 __all__ = ["decode", "encode"]
 
-_CODECS = {"planes": _native.CODEC_PLANES, "raw": _native.CODEC_RAW}
+CODEC_IDS = {"planes": _native.CODEC_PLANES, "raw": _native.CODEC_RAW}
 _FRAME_BYTES = 14 + 28
 """Ethernet, IPv4 and UDP headers, which a switch that trims keeps as well."""
 _MAX_DATAGRAM_BYTES = 65507
@@ -37,8 +37,8 @@ def encode(
     errors of vectors with different seeds are independent. ``trim_bytes``: the shortest frame that a switch
     leaves of a packet; coordinates per packet are so few that it holds the first plane. raw is exact fp32.
     """
-    if codec not in _CODECS:
-        raise ConfigError(f"codec={codec!r} is unknown; take one of {', '.join(map(repr, _CODECS))}")
+    if codec not in CODEC_IDS:
+        raise ConfigError(f"codec={codec!r} is unknown; take one of {', '.join(map(repr, CODEC_IDS))}")
     if not 1 <= planes <= 16:
         raise ConfigError(f"planes={planes} must be between 1 and 16 bits a coordinate")
     if packet_bytes > _MAX_DATAGRAM_BYTES:
@@ -49,8 +49,8 @@ def encode(
         raise ConfigError(
             f"trim_bytes={trim_bytes} leaves no payload in a trimmed frame; {least} is the least"
         )
-    spec = (_CODECS[codec], planes)
-    limits = (max(packet_bytes, 0), max(trimmed_bytes, 0))
+    spec = (CODEC_IDS[codec], planes)
+    limits = (max(packet_bytes - _native.HEADER_BYTES, 0), max(trimmed_bytes, 0))
     if _native.codec_packet_granules(*spec, *limits) == 0:
         raise ConfigError(
             f"packet_bytes={packet_bytes} does not hold {_native.GRANULE} coordinates; "
@@ -76,6 +76,12 @@ def decode(
     given = [packet if packet is None else bytes(packet) for packet in packets]
     _native.codec_decode(given, _seed(seed), biased, out)
     return out
+
+
+def unbiased_nmse(planes: int) -> float:
+    """The error of one unbiased message, as a share of its squared norm (docs/codec.md, table 1)."""
+    distortion = _native.codec_distortion()[planes]
+    return distortion / (1 - distortion)
 
 
 def trimmed_payload_bytes(trim_bytes: int) -> int:

@@ -16,6 +16,10 @@ from tailcut.errors import ConfigError
 
 T = TypeVar("T")
 
+CODECS = ("auto", "planes", "raw")
+LEAST_TRIM_BYTES = 98
+"""Ethernet, IPv4 and UDP headers (42), the header (48), and the first plane of one granule (8)."""
+
 
 def _setting(name: str, convert: Callable[[str], T], default: T | Callable[[], T]) -> Any:
     variable = f"TAILCUT_{name.upper()}"
@@ -64,6 +68,18 @@ class Config:
     packet_bytes: int = _setting("packet_bytes", int, 0)
     """Largest payload of a packet; 0 follows the path MTU. Lower: finer loss, more cost per byte."""
 
+    codec: str = _setting("codec", str, "auto")
+    """How values travel: "raw" (fp32, exact), "planes" (rotated bit planes that may be trimmed), or "auto":
+    planes if the ranks are on more than one host, where bytes cost more than time to encode. Agreed."""
+
+    planes: int = _setting("planes", int, 16)
+    """Bits a coordinate, 1 to 16, of codec planes. 16 err by 1e-9 of the squared norm; fewer send less and
+    err more: 4 by 1 %, 1 by 57 % of each rank's vector (docs/codec.md)."""
+
+    trim_bytes: int = _setting("trim_bytes", int, 256)
+    """Shortest frame that a switch leaves of a trimmed packet: packets hold so few coordinates that it keeps
+    the first plane of all. 0: nothing trims on the way, packets fill the MTU. 256 is what switches do."""
+
     lanes: int = _setting("lanes", int, 1)
     """Engine threads, each with a socket and a pool. More than one only helps with idle cores. Agreed."""
 
@@ -100,6 +116,15 @@ class Config:
             raise ConfigError(f"receive_buffer_bytes={self.receive_buffer_bytes} must be between 0 and 2**30")
         if self.packet_bytes and not 256 <= self.packet_bytes <= 65_280:
             raise ConfigError(f"packet_bytes={self.packet_bytes} must be 0 or between 256 and 65280")
+        if self.codec not in CODECS:
+            raise ConfigError(f"codec={self.codec!r} is unknown; take one of {', '.join(map(repr, CODECS))}")
+        if not 1 <= self.planes <= 16:
+            raise ConfigError(f"planes={self.planes} must be between 1 and 16 bits a coordinate")
+        if self.trim_bytes and not LEAST_TRIM_BYTES <= self.trim_bytes <= 65_535:
+            raise ConfigError(
+                f"trim_bytes={self.trim_bytes} must be 0, or between 65535 and {LEAST_TRIM_BYTES}, which "
+                "holds the headers and the first plane of 64 coordinates"
+            )
         if not 1 <= self.lanes <= 64:
             raise ConfigError(f"lanes={self.lanes} must be between 1 and 64")
         if not 0 <= self.seed < 1 << 64:
@@ -115,7 +140,7 @@ class Config:
             raise ConfigError(f"rendezvous_s={self.rendezvous_s} must be above 0")
 
     @property
-    def agreed(self) -> dict[str, int]:
+    def agreed(self) -> dict[str, int | str]:
         """What every rank of a group must have alike."""
-        names = ("window_ops", "lanes", "seed", "bound_from_bytes", "bound_sums")
+        names = ("window_ops", "lanes", "seed", "codec", "bound_from_bytes", "bound_sums")
         return {name: getattr(self, name) for name in names}

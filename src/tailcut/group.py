@@ -19,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tailcut import _native
+from tailcut.addresses import is_loopback
+from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
 from tailcut.config import Config
 from tailcut.errors import ClosedError, ConfigError, TailcutError
 from tailcut.policy.deadline import fixed_bounds
-from tailcut.rendezvous import Roster, local_address, meet, open_lanes
+from tailcut.rendezvous import Roster, Route, local_address, meet, open_lanes
 from tailcut.report import Report, outcome_of
 from tailcut.stats import Stats
 from tailcut.store import Store
@@ -92,7 +94,7 @@ class Group:
         self._in_flight: dict[
             tuple[int, int], tuple[npt.NDArray[np.float32], weakref.ref[Work], Hashable]
         ] = {}
-        self._bounds = fixed_bounds(self.config.deadline_s)
+        self._terms = _native.Terms(fixed_bounds(self.config.deadline_s), self.config.planes)
         self._lanes = self._open(store, name)
         _open_groups.add(self)
 
@@ -103,14 +105,20 @@ class Group:
         buffer_bytes = min(lane.receive_buffer_bytes for lane in lanes)
         self.tag = roster.tag
         self.local_address = local_address(roster, self.rank)
-        self._description = _describe(config, roster, self.rank, buffer_bytes)
+        self.codec = _codec(config, roster)
+        self._description = _describe(config, roster, self.rank, self.codec, buffer_bytes)
         for index, lane in enumerate(lanes):
             self._start(lane, index, roster)
         return lanes
 
     def _start(self, lane: _native.UdpLane, index: int, roster: Roster) -> None:
         peers = [
-            _native.PeerSettings(card.window_bytes, card.pool_bytes, route.packet_granules)
+            _native.PeerSettings(
+                card.window_bytes,
+                card.pool_bytes,
+                route.payload_bytes,
+                _trim_payload_bytes(self.config, route),
+            )
             for card, route in zip(roster.cards, roster.routes, strict=True)
         ]
         lane.start(
@@ -119,9 +127,10 @@ class Group:
             seed=self.config.seed,
             group_tag=(roster.tag + index) % (1 << 64),
             window_ops=self.config.window_ops,
+            codec=CODEC_IDS[self.codec],
             pool_bytes=self.config.pool_bytes,
             window_bytes=roster.cards[self.rank].window_bytes,
-            bounds=self._bounds,
+            terms=self._terms,
             peers=peers,
             addresses=[
                 (int(ipaddress.IPv4Address(route.address)), card.ports[index])
@@ -145,7 +154,7 @@ class Group:
             lane_index = (self._calls if key is None else zlib.crc32(repr(key).encode())) % len(self._lanes)
             self._calls += 1
             lane = self._lanes[lane_index]
-            ticket = lane.submit(bucket, self._bounds)
+            ticket = lane.submit(bucket, self._terms)
             work = Work(self, lane_index, ticket)
             self._in_flight[lane_index, ticket] = (array, weakref.ref(work), key)
             if key is not None:
@@ -281,14 +290,28 @@ def _abandon_all() -> None:
 os.register_at_fork(after_in_child=_abandon_all)
 
 
-def _describe(config: Config, roster: Roster, rank: int, buffer_bytes: int) -> str:
-    hosts = len({card.host for card in roster.cards})
-    sizes = {
-        4 * _native.GRANULE * r.packet_granules for r in roster.routes[:rank] + roster.routes[rank + 1 :]
-    }
+def _codec(config: Config, roster: Roster) -> str:
+    """What all ranks come to alike: they have the same roster."""
+    if config.codec != "auto":
+        return config.codec
+    return "planes" if roster.hosts > 1 else "raw"
+
+
+def _trim_payload_bytes(config: Config, route: Route) -> int:
+    """What a switch may leave of a payload on the way; 0 where there is none."""
+    return (
+        0
+        if config.trim_bytes == 0 or is_loopback(route.address)
+        else trimmed_payload_bytes(config.trim_bytes)
+    )
+
+
+def _describe(config: Config, roster: Roster, rank: int, codec: str, buffer_bytes: int) -> str:
+    sizes = {route.payload_bytes for peer, route in enumerate(roster.routes) if peer != rank}
     settings = ", ".join(f"{field.name}={getattr(config, field.name)!r}" for field in fields(config))
     return (
-        f"{len(roster.cards)} ranks on {hosts} host{'s' * (hosts > 1)}, packets of "
+        f"{len(roster.cards)} ranks on {roster.hosts} host{'s' * (roster.hosts > 1)}, codec {codec}"
+        f"{f' with {config.planes} planes' * (codec == 'planes')}, packets of at most "
         f"{' or '.join(map(str, sorted(sizes))) or 'no'} bytes, "
         f"receive buffer of {buffer_bytes} bytes granted; {settings}"
     )

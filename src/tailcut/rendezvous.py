@@ -45,7 +45,7 @@ class Card:
     window_bytes: int
     """Each sender's share of a lane's socket buffer."""
     pool_bytes: int
-    agreed: dict[str, int]
+    agreed: dict[str, int | str]
     instance: str
     """Random: this life of this rank."""
 
@@ -55,7 +55,8 @@ class Route:
     """How to reach a peer."""
 
     address: str
-    packet_granules: int
+    payload_bytes: int
+    """The most that one packet carries."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,10 @@ class Roster:
     routes: list[Route]
     tag: int
     """Random, 64 bits, known to the members only: keeps packets of others and of earlier lives out."""
+
+    @property
+    def hosts(self) -> int:
+        return len({card.host for card in self.cards})
 
 
 def bind_address(config: Config) -> str:
@@ -191,11 +196,11 @@ class _Meeting:
             if mtu_bytes is None:
                 continue
             try:
-                granules = packet_granules(address, mtu_bytes, card.window_bytes, self._config)
+                largest = payload_bytes(address, mtu_bytes, card.window_bytes, self._config)
             except ConfigError as error:
                 too_small = error
                 continue
-            candidates.append(Candidate(address, _native.HEADER_BYTES + granules * _GRANULE_BYTES))
+            candidates.append(Candidate(address, _native.HEADER_BYTES + largest))
         if too_small and not candidates:
             raise too_small
         ports = card.ports[: len(self._card.ports)]  # that their number differs is told when all are there
@@ -232,10 +237,12 @@ class _Meeting:
     def _roster(self, tag: int) -> Roster:
         routes = []
         for rank in range(self._world_size):
-            confirmed = self._contacts[rank].confirmed if rank != self._rank else Candidate(LOOPBACK, 0)
+            if rank == self._rank:
+                routes.append(Route(LOOPBACK, 0))
+                continue
+            confirmed = self._contacts[rank].confirmed
             assert confirmed is not None
-            granules = max(1, (confirmed.packet_bytes - _native.HEADER_BYTES) // _GRANULE_BYTES)
-            routes.append(Route(confirmed.address, granules))
+            routes.append(Route(confirmed.address, confirmed.packet_bytes - _native.HEADER_BYTES))
         return Roster([self._cards[r] for r in range(self._world_size)], routes, tag)
 
     def _complaint(self, waiting: list[int]) -> str:
@@ -282,18 +289,15 @@ def _why_not(rank: int, card: Card, contact: Contact) -> str:
     )
 
 
-def packet_granules(address: str, mtu_bytes: int, window_bytes: int, config: Config) -> int:
-    """Granules per packet: what the path carries in one datagram, and the peer's window holds."""
+def payload_bytes(address: str, mtu_bytes: int, window_bytes: int, config: Config) -> int:
+    """The most that one packet carries: what the path does in one datagram, and the peer's window holds."""
     largest = min(mtu_bytes - IP_UDP_BYTES, 65_507) - _native.HEADER_BYTES
     if config.packet_bytes > largest:
         raise ConfigError(
             f"packet_bytes={config.packet_bytes} exceeds the {largest} bytes that the path to "
             f"{address} carries (MTU {mtu_bytes}); lower it or raise the MTU"
         )
-    if config.packet_bytes:
-        return config.packet_bytes // _GRANULE_BYTES
-    comfortable = min(largest, 61_440, max(_GRANULE_BYTES, window_bytes - 2048))
-    return max(1, comfortable // _GRANULE_BYTES)
+    return config.packet_bytes or min(largest, 61_440, max(_GRANULE_BYTES, window_bytes - 2048))
 
 
 def _parse(text: bytes, peer: int) -> Card:

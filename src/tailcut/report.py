@@ -38,6 +38,8 @@ class Report:
     lost_frac: float = 0.0
     """The share of the result that is zero because its mean did not come or was EMPTY."""
 
+    planes: int = 0
+    """Bits a coordinate that this rank sent; 0: raw, 32-bit floating point."""
     scatter_s: float = 0.0
     """From the entry until this rank closed its own shard; negative if that was done before it entered."""
     sent_bytes: int = 0
@@ -98,6 +100,7 @@ def _from_native(native: _native.OpReport, rank: int) -> Report:
         gather_lost=shares(native.gather_missing, lengths),
         gather_empty=shares(native.gather_empty, lengths),
         lost_frac=lost / native.bucket_len if native.bucket_len else 0.0,
+        planes=native.planes,
         scatter_s=(native.scatter_closed_at - native.entered_at) / 1e9,
         sent_bytes=native.sent_bytes,
         received_bytes=native.received_bytes,

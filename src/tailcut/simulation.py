@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailcut import _native
+from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
 from tailcut.errors import ConfigError, TailcutError
 from tailcut.policy.deadline import fixed_bounds
 from tailcut.report import Report, outcome_of
@@ -63,6 +64,8 @@ class Scenario:
     duplicate: float = 0.0
     corrupt: float = 0.0
     trim: float = 0.0
+    trim_to_bytes: int = 0
+    """What is left of a trimmed packet, header included; 0: any number of bytes."""
     delay_s: float = 10e-6
     jitter_s: float = 0.0
     bytes_per_s: float = 0.0
@@ -78,6 +81,13 @@ class Scenario:
     pool_bytes: int = 16 << 20
     socket_buffer_bytes: int = 1 << 20
     packet_bytes: int = 1280
+    """Largest payload."""
+    codec: str = "raw"
+    planes: int = 16
+    planes_by_rank: Mapping[int, int] = field(default_factory=dict)
+    """Ranks that send with other planes than ``planes``."""
+    trim_bytes: int = 0
+    """As in ``Config``."""
     record: bool = False
     """Keep every packet's fate and every granule's arrival."""
 
@@ -89,6 +99,11 @@ class Scenario:
         for name in ("loss", "duplicate", "corrupt", "trim"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name}={getattr(self, name)} is not a probability")
+        if self.codec not in CODEC_IDS:
+            raise ConfigError(f"codec={self.codec!r} must be one of {', '.join(map(repr, CODEC_IDS))}")
+        for planes in (self.planes, *self.planes_by_rank.values()):
+            if not 1 <= planes <= 16:
+                raise ConfigError(f"planes={planes} must be between 1 and 16 bits a coordinate")
         if self.compute_s and np.shape(self.compute_s) != (self.ops, self.ranks):
             raise ConfigError(f"compute_s has shape {np.shape(self.compute_s)}, not (ops, ranks)")
 
@@ -143,8 +158,12 @@ def _spec(scenario: Scenario) -> _native.SimSpec:
         setattr(spec, name, getattr(scenario, name))
     spec.delay_ns = _ns(scenario.delay_s)
     spec.jitter_ns = _ns(scenario.jitter_s)
-    spec.packet_granules = max(1, scenario.packet_bytes // (4 * _native.GRANULE))
-    spec.bounds = fixed_bounds(scenario.deadline_s)
+    spec.payload_bytes = scenario.packet_bytes
+    spec.codec = CODEC_IDS[scenario.codec]
+    spec.trim_payload_bytes = trimmed_payload_bytes(scenario.trim_bytes) if scenario.trim_bytes else 0
+    spec.trim_to_payload_bytes = max(0, scenario.trim_to_bytes - _native.HEADER_BYTES)
+    spec.terms = _native.Terms(fixed_bounds(scenario.deadline_s), scenario.planes)
+    spec.planes_by_rank = [scenario.planes_by_rank.get(r, scenario.planes) for r in range(scenario.ranks)]
     spec.linger_ns = _ns(scenario.deadline_s)
     spec.compute_ns = [[_ns(s) for s in row] for row in scenario.compute_s] or [
         [0] * scenario.ranks

@@ -6,6 +6,7 @@
 //   fuzz_endpoint FILE                                              replay one input
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "codec/stripe.hpp"
 #include "protocol/endpoint.hpp"
 
 // Only there with a sanitizer that counts; the bound on memory outside of the pool needs it.
@@ -99,7 +101,7 @@ public:
     Host(const Settings& settings, const std::vector<PeerSettings>& peers)
         : endpoint(settings, peers), settings_(settings), peers_(peers), stamps_(peers.size()) {}
 
-    void submit(Time now, std::uint32_t length, const Bounds& bounds);
+    void submit(Time now, std::uint32_t length, const Terms& terms);
     void receive(Time now, std::span<const std::byte> bytes);
     void advance(Time now);
     // At most `most` packets, of which the last `retracted` are taken back.
@@ -129,20 +131,24 @@ private:
     std::size_t in_flight_floats_ = 0, in_flight_peak_ = 0;
 };
 
-void Host::submit(Time now, std::uint32_t length, const Bounds& bounds) {
+void Host::submit(Time now, std::uint32_t length, const Terms& terms) {
     const Ticket ticket = buckets_.size();
     const auto value = static_cast<float>(ticket * 8 + settings_.shape.self);
-    Bucket& bucket = buckets_.try_emplace(ticket, length, value, now + bounds.deadline).first->second;
+    Bucket& bucket = buckets_.try_emplace(ticket, length, value, now + terms.bounds.deadline).first->second;
     submitted_bytes_ += 2 * bucket.bytes() + 4096;  // with its final copy, and the tables of its op
     const Seq seq = endpoint.next_seq();
-    endpoint.submit(now, ticket, bucket.values(), bounds);
+    endpoint.submit(now, ticket, bucket.values(), terms);
     take_reports();
     if (endpoint.next_seq() == seq + 1) note_entry(ticket, length);  // entered, not refused
 }
 
 // Memory outside of the pool: ops in flight, and those of the window that a peer in them still awaits.
 void Host::note_entry(Ticket newest, std::uint32_t length) {
-    in_flight_.emplace_back(newest, OwnedShard::floats({length, settings_.shape.ranks}) + 16);
+    const Layout layout{length, settings_.shape.ranks};
+    std::size_t floats = owned_floats(settings_.codec, layout) + 16;
+    if (settings_.codec == wire::Codec::kPlanes)  // and what is encoded of each contribution
+        floats += layout.ranks * (layout.shard_stride() / kGranule * codec::kSlotFloats + 16);
+    in_flight_.emplace_back(newest, floats);
     in_flight_floats_ += in_flight_.back().second;
     in_flight_peak_ = std::max(in_flight_peak_, in_flight_floats_);  // before the older ones leave
     const std::size_t recent = std::max<std::size_t>(3, settings_.window_ops + 1u);
@@ -244,7 +250,8 @@ void Host::check_data(const wire::Header& header, const Outgoing& out) const {
     const std::uint32_t length = Layout{header.bucket_len, shape.ranks}.length(header.shard);
     MUST(header.first % kGranule == 0 && header.first + std::uint64_t{header.count} <= length);
     MUST(header.count % kGranule == 0 || header.first + header.count == length);
-    MUST(out.payload.size() <= peers_[out.peer].packet_granules * kGranule * sizeof(float));
+    MUST(header.empty() || header.codec == settings_.codec);
+    MUST(out.payload.size() <= peers_[out.peer].limits.payload_bytes);
     MUST(header.seq < endpoint.next_seq() || header.seq - endpoint.next_seq() < settings_.window_ops);
 }
 
@@ -281,7 +288,8 @@ private:
     Seq first_seq_ = 0;
     std::uint64_t seed_;
     std::size_t pool_bytes_;
-    Bounds bounds_;
+    wire::Codec codec_;
+    Terms terms_;
     Time now_ = 1'000'000'000;
     std::vector<std::unique_ptr<Host>> hosts_;
     std::deque<Datagram> wire_;  // sent and not delivered yet; the script decides what becomes of it
@@ -289,21 +297,26 @@ private:
 
 Group::Group(Script& script) : script_(script) {
     ranks_ = static_cast<Rank>(1 + script.below(5));
-    seed_ = script.below(16);
+    const std::uint32_t group = script.take<std::uint8_t>();
+    seed_ = group % 16;
+    codec_ = group < 128 ? wire::Codec::kRaw : wire::Codec::kPlanes;
     pool_bytes_ = script.below(33) * std::size_t{1024};
     const std::uint32_t limits = script.take<std::uint8_t>();
     const std::uint32_t times = script.take<std::uint8_t>();
-    bounds_ = {(1 + times % 4) * kMillisecond, (4 + times / 4 % 4) * kMillisecond,
-               (4 + times / 16) * kMillisecond};
+    terms_.planes = static_cast<int>(1 + group / 8 % 16);
+    terms_.bounds = {(1 + times % 4) * kMillisecond, (4 + times / 4 % 4) * kMillisecond,
+                     (4 + times / 16) * kMillisecond};
     Settings settings;
     settings.group_tag = kTag;
     settings.window_ops = 1 + limits % 5;
     settings.pool_bytes = pool_bytes_;
     settings.window_bytes = 2048 * (1 + limits / 8 % 8);
-    settings.bounds = bounds_;
+    settings.codec = codec_;
+    settings.terms = terms_;
     if (limits >= 192) first_seq_ = 0xFFFFFFFF - script.below(8);  // rule 12: the end of the numbers
     settings.first_seq = first_seq_;
-    const std::vector<PeerSettings> peers(ranks_, {settings.window_bytes, pool_bytes_, 1 + limits / 64 % 3});
+    const codec::PacketLimits packets{(1 + limits / 64 % 3) * 256, limits % 2 ? 16u : 0};
+    const std::vector<PeerSettings> peers(ranks_, {settings.window_bytes, pool_bytes_, packets});
     for (Rank rank = 0; rank < ranks_; ++rank) {
         settings.shape = {rank, ranks_, seed_};
         hosts_.push_back(std::make_unique<Host>(settings, peers));
@@ -316,7 +329,7 @@ void Group::run() {
         check();
     }
     // Whatever happened: once the last deadline has passed, every op has been reported.
-    now_ += bounds_.deadline;
+    now_ += terms_.bounds.deadline;
     for (auto& host : hosts_) {
         host->advance(now_);
         MUST(host->endpoint.in_flight() == 0);
@@ -359,7 +372,7 @@ void Group::step() {
 
 void Group::submit() {
     Host& host = any_host();
-    host.submit(now_, kLengths[script_.below(kLengths.size())], bounds_);
+    host.submit(now_, kLengths[script_.below(kLengths.size())], terms_);
 }
 
 void Group::raw() {
@@ -390,6 +403,12 @@ wire::Header Group::any_header(Rank destination) {
     header.count = static_cast<std::uint16_t>(run / 16 * kGranule + (run % 3 == 0 ? script_.below(64) : 0));
     header.stamp_us = static_cast<std::uint32_t>(now_ / kMicrosecond) + script_.below(64);
     header.entry_us = kind >= 192 ? wire::kNotEntered : script_.take<std::uint16_t>();
+    if (header.type != wire::Type::kData || codec_ == wire::Codec::kRaw) return header;
+    header.codec = codec_;
+    header.planes = static_cast<std::uint8_t>(1 + script_.below(16));
+    header.scale = std::bit_cast<float>(script_.take<std::uint32_t>());
+    header.gain_one = script_.take<std::uint16_t>();
+    header.gain_full = script_.take<std::uint16_t>();
     return header;
 }
 
@@ -469,7 +488,7 @@ void Group::exchange() {
 void Group::wait() {
     const std::uint32_t how = script_.take<std::uint8_t>();
     if (how >= 128) {  // exactly to the next timer, on which the comparisons turn
-        Time next = now_ + bounds_.deadline;
+        Time next = now_ + terms_.bounds.deadline;
         for (const auto& host : hosts_) next = std::min(next, host->endpoint.next_timer());
         now_ = std::max(now_, next - (how == 255));
     } else {

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tailcut.codec import unbiased_nmse
 from tailcut.config import Config
 from tailcut.group import Group
 from tailcut.report import Report
@@ -21,8 +22,8 @@ class Side(Protocol):
     def allreduce(self, array: npt.NDArray[np.float32]) -> Report | None:
         """Average over the ranks, in place. This call is what is timed. None: everything arrived."""
 
-    def tolerance(self) -> float:
-        """How far a correct coordinate may be from the rank-order mean, in units of the largest input."""
+    def nmse_tolerance(self) -> float:
+        """How far a correct result may be from the rank-order mean of independent uniform vectors."""
 
     def close(self) -> None: ...
 
@@ -38,8 +39,13 @@ class TailcutSide:
     def allreduce(self, array: npt.NDArray[np.float32]) -> Report:
         return self._group.allreduce(array).wait()
 
-    def tolerance(self) -> float:
-        return 0.0
+    def nmse_tolerance(self) -> float:
+        if self._group.codec == "raw":
+            return 0.0
+        # One quantization on the way to the owner and one on the way back; half as much again for short
+        # buckets, and 1e-7 for a coordinate far out, where cells are wide: one in millions.
+        once = unbiased_nmse(self._group.config.planes)
+        return 1.5 * (2 * once + once**2) + 1e-7
 
     def close(self) -> None:
         self._group.close()
@@ -55,9 +61,10 @@ class GlooSide:
     def allreduce(self, array: npt.NDArray[np.float32]) -> None:
         self._group.allreduce(array)
 
-    def tolerance(self) -> float:
-        # It adds in another order: each sum rounds by at most half a unit in its last place.
-        return self._ranks * 2.0**-23
+    def nmse_tolerance(self) -> float:
+        # It adds in another order: each sum rounds by at most half a unit in its last place, of at most 0.5 a
+        # rank, while a mean coordinate's variance is 1/12 by the number of ranks.
+        return 3 * self._ranks**3 * 2.0**-46
 
     def close(self) -> None:
         self._group.close()

@@ -135,10 +135,6 @@ def _one_op(side: Side, rank: int, bucket: Vector, source: Source, barrier: Barr
     if np.array_equal(bucket, answer):
         return Sample(elapsed_s, delivered_frac(report, rank), nmse=0.0, correct=True)
     # Not np.dot: the threads of its library go on spinning into the next op.
-    error = bucket - answer
-    return Sample(
-        elapsed_s,
-        delivered_frac(report, rank),
-        nmse=float(np.square(error).sum() / np.square(answer).sum()),
-        correct=bool(np.abs(error).max() <= 0.5 * side.tolerance()),  # also False for a NaN
-    )
+    nmse = float(np.square(bucket - answer).sum() / np.square(answer).sum())
+    correct = nmse <= side.nmse_tolerance()  # also False for a NaN
+    return Sample(elapsed_s, delivered_frac(report, rank), nmse, correct)

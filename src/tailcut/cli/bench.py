@@ -53,6 +53,8 @@ def _add_allreduce(benchmarks: Commands) -> None:
     config.add_argument("--deadline", type=float, metavar="SECONDS", help="hard end of an op")
     config.add_argument("--receive-buffer", type=size_bytes, metavar="SIZE", help="socket buffer to ask for")
     config.add_argument("--packet-bytes", type=size_bytes, metavar="SIZE", help="largest payload of a packet")
+    config.add_argument("--codec", metavar="NAME", help="raw, planes or auto (raw, on one host)")
+    config.add_argument("--planes", type=int, metavar="N", help="bits a coordinate of planes (default: 16)")
     config.add_argument("--no-offload", action="store_true", help="no UDP segmentation offload")
 
 
@@ -144,6 +146,8 @@ def _config(arguments: argparse.Namespace) -> Config:
         "deadline_s": arguments.deadline,
         "receive_buffer_bytes": arguments.receive_buffer,
         "packet_bytes": arguments.packet_bytes,
+        "codec": arguments.codec,
+        "planes": arguments.planes,
         "offload": False if arguments.no_offload else None,
     }
     return Config(**{name: value for name, value in given.items() if value is not None})

@@ -10,7 +10,7 @@ from tailcut.config import Config
 from tailcut.doctor.check import Check, Setting
 from tailcut.doctor.probes import HostFacts, Interface
 from tailcut.errors import ConfigError
-from tailcut.rendezvous import packet_granules
+from tailcut.rendezvous import payload_bytes
 
 LARGE_DATAGRAM_BYTES = 61_440 + _native.HEADER_BYTES + 1536
 """The largest packet, as the kernel charges it to a socket buffer."""
@@ -78,11 +78,13 @@ def packets(facts: HostFacts, config: Config, world_size: int) -> Check:
         return Check("packets", "warn", "size unknown: no interface is chosen", "see interface")
     window_bytes = _native.credit_window_bytes(facts.buffer_granted_bytes, world_size)
     try:
-        granules = packet_granules(chosen.address, chosen.mtu_bytes, window_bytes, config)
+        largest = payload_bytes(chosen.address, chosen.mtu_bytes, window_bytes, config)
     except ConfigError as error:
         return Check("packets", "fail", str(error), "unset TAILCUT_PACKET_BYTES: then packets follow the MTU")
-    size = _native.HEADER_BYTES + granules * 4 * _native.GRANULE
-    return Check("packets", "ok", f"datagrams of {size} bytes, of which {_native.HEADER_BYTES} header")
+    size = _native.HEADER_BYTES + largest
+    return Check(
+        "packets", "ok", f"datagrams of at most {size} bytes, of which {_native.HEADER_BYTES} header"
+    )
 
 
 def receive_buffer(facts: HostFacts, config: Config, world_size: int) -> Check:

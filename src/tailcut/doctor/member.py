@@ -101,7 +101,7 @@ def _answers(roster: Roster, rank: int) -> str:
 
 
 def _packet_bytes(roster: Roster, peer: int) -> int:
-    return _native.HEADER_BYTES + 4 * _native.GRANULE * roster.routes[peer].packet_granules
+    return _native.HEADER_BYTES + roster.routes[peer].payload_bytes
 
 
 def _target(roster: Roster, peer: int, port: int) -> Target:

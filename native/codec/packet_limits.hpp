@@ -1,0 +1,33 @@
+// How much one packet may hold on its way to a receiver.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/blocks.hpp"
+#include "wire/header.hpp"
+
+namespace tailcut::codec {
+
+struct PacketLimits {
+    std::uint32_t payload_bytes = 0;
+    std::uint32_t trim_payload_bytes = 0;  // what a switch leaves of a payload; 0: nothing trims
+
+    // Granules of a full packet; 0: not even one fits. Planes: so few that plane 1 survives trimming, of one block,
+    // and as many in each packet of a block.
+    std::uint32_t granules(wire::Codec codec, int planes) const {
+        constexpr std::uint32_t kCountable = 65535 / kGranule, kInBlock = kBlock / kGranule;
+        if (codec == wire::Codec::kRaw)
+            return std::min<std::uint32_t>(kCountable, payload_bytes / (kGranule * sizeof(float)));
+        const auto table = static_cast<std::uint32_t>(wire::gain_table_bytes(planes, true));
+        const std::uint32_t room = payload_bytes - std::min(table, payload_bytes);
+        std::uint32_t most = std::min(kInBlock, room / (8 * static_cast<std::uint32_t>(planes)));
+        if (trim_payload_bytes > 0) most = std::min(most, trim_payload_bytes / 8);
+        if (most == 0) return 0;
+        const std::uint32_t packets = (kInBlock + most - 1) / most;
+        return (kInBlock + packets - 1) / packets;
+    }
+};
+
+}  // namespace tailcut::codec

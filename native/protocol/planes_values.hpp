@@ -1,0 +1,136 @@
+// The embedded codec in an op (docs/codec.md): stripes are rotated and encoded as they are sent; the owner averages in
+// the rotated domain and encodes the mean once; everybody, the owner included, decodes it and rotates back once.
+#pragma once
+
+#include "codec/block_sum.hpp"
+#include "codec/stripe.hpp"
+#include "protocol/values.hpp"
+
+namespace tailcut {
+
+// A step is a packet, in the order of sending.
+class PlanesContributions final : public Contributions {
+public:
+    PlanesContributions(OpContext& context, Seq seq, const Layout& layout, int planes,
+                        std::span<const float> bucket);
+
+    std::uint32_t steps(Rank shard) const override { return steps_[shard]; }
+    bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
+    void retract(const Outgoing& out) override;
+    std::uint32_t first_unseen(Rank shard, std::uint32_t sent) const override;
+
+private:
+    struct EncodedStripe;
+    std::shared_ptr<const EncodedStripe> encode(Rank shard, std::uint32_t index, const GranuleSet& answered);
+
+    OpContext& context_;
+    const Seq seq_;
+    const Layout layout_;
+    const int planes_;
+    const std::span<const float> bucket_;
+    std::vector<codec::SendOrder> orders_;                       // by shard
+    std::vector<std::uint32_t> steps_;                           // by shard
+    std::vector<std::shared_ptr<const EncodedStripe>> encoded_;  // by shard: the stripe being sent
+};
+
+// A stripe becomes final as a whole: the scale of a block's mean needs all of the block.
+class PlanesReduction final : public Reduction {
+public:
+    // `memory`: slots for the packets of each peer's contribution, then for those of the mean.
+    PlanesReduction(OpContext& context, Seq seq, const Layout& layout, int planes, Block memory);
+    static std::size_t mean_floats(const Layout& layout) {
+        return layout.shard_stride() / kGranule * codec::kSlotFloats;
+    }
+    static std::size_t floats(const Layout& layout) { return layout.ranks * mean_floats(layout); }
+
+    void place(float* bucket_shard) override { bucket_shard_ = bucket_shard; }
+    void encode_with(int planes) override { planes_ = planes; }
+    void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+               std::span<const std::byte> payload) override;
+    void save() override {}
+    bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                std::vector<Run>& runs) override;
+    std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
+    void take_over(std::span<const Run> runs, float* bucket_shard) const override;
+    void leave(bool) override { bucket_shard_ = nullptr; }
+
+    std::size_t mean_floats() const override { return mean_floats(layout_); }
+    void compact(Block smaller) override;
+    bool compacted() const override { return mean_ == bytes(memory_); }
+    bool pooled() const override { return memory_.pooled(); }
+    void leave_pool() override { memory_.leave_pool(); }
+
+private:
+    // A packet of a contribution, in its rank's slots.
+    struct Piece {
+        std::uint32_t first;  // granule of the shard
+        std::uint32_t payload_bytes;
+        codec::PlanesHead head;
+        std::uint32_t next;  // of the same rank and block; kNone: the last
+    };
+    static constexpr std::uint32_t kNone = 0xFFFFFFFF;
+    static std::byte* bytes(const Block& block) { return reinterpret_cast<std::byte*>(block.data()); }
+
+    std::byte* slot(Rank rank, std::uint32_t granule) const;
+    std::byte* mean_slot(std::uint32_t granule) const { return mean_ + granule * codec::kSlotBytes; }
+    codec::SendOrder send_order() const;
+    bool reduce(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived, std::vector<Run>& runs);
+    codec::Scale reduce_block(const codec::BlockSpan& block, std::span<float> sums,
+                              const codec::RotatedStripe& own, std::size_t index,
+                              const std::vector<GranuleSet>& arrived);
+    std::vector<codec::PacketRun> cut_at_gaps(const codec::Stripe& stripe, std::vector<Run>& runs);
+    codec::PlanesHead head_at(std::uint32_t granule) const;
+    void apply(const codec::BlockSpan& block, float* bucket_shard) const;
+
+    OpContext& context_;
+    const Layout layout_;
+    const Rank shard_;
+    const codec::BlockKeys keys_;
+    const codec::Blocks blocks_;
+    int planes_;
+    Block memory_;
+    std::byte* mean_;
+    float* bucket_shard_ = nullptr;
+
+    std::vector<Piece> pieces_;
+    std::vector<std::uint32_t> newest_;     // by block and rank: its last piece
+    std::vector<std::uint32_t> unsettled_;  // by stripe: granules
+    std::vector<codec::PlanesHead> heads_;  // by block: of the mean's packets
+    GranuleSet present_;                    // granules with a mean
+    std::vector<std::uint16_t> lengths_;    // by granule: those of the mean's packet that begins there
+};
+
+// Packets are decoded to their place; a block is rotated back when all of it is answered, or at the end.
+class PlanesMeans final : public Means {
+public:
+    // `memory`: the bucket, until there is one.
+    PlanesMeans(const OpContext& context, Seq seq, const Layout& layout, Block memory);
+
+    void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+               std::span<const std::byte> payload) override;
+    void settle(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
+                const GranuleSet& held) override;
+    void enter(std::span<float> bucket, const std::vector<GranuleSet>& held) override;
+    void finish(Rank own_shard, const std::vector<GranuleSet>& held) override;
+
+private:
+    struct Incoming {
+        codec::BlockSum sum;
+        bool done = false;
+    };
+    std::span<float> rotated(Rank shard, const codec::BlockSpan& block);
+    std::span<float> result(Rank shard, const codec::BlockSpan& block) const;
+    void complete(Rank shard, const codec::BlockSpan& block, const GranuleSet& held);
+    template <typename Visit>
+    void each_block(Rank shard, std::uint32_t first, std::uint32_t last, Visit visit);
+
+    const Shape shape_;
+    const Seq seq_;
+    const Layout layout_;
+    Block memory_;
+    float* base_;
+    std::vector<std::vector<Incoming>> blocks_;  // by shard
+    std::vector<float> ragged_;                  // the bucket's last block, if it is longer than the bucket
+};
+
+}  // namespace tailcut

@@ -1,0 +1,139 @@
+#include "protocol/raw_values.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "codec/raw.hpp"
+
+namespace tailcut {
+
+bool RawContributions::next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) {
+    const Rank peer = context_.shape.owner(shard, seq_);
+    const std::uint32_t first = sent, most = context_.granules(context_.limits[peer], 0);
+    const std::uint32_t last = std::min(layout_.granules(shard), first + most);
+    sent = last;
+    if (answered.any(first, last)) return false;
+    const std::uint32_t coords = layout_.coords(shard, first, last);
+    const auto values = bucket_.subspan(layout_.begin(shard) + first * kGranule, coords);
+    out.header.flags = codec::has_non_finite(values) ? wire::kNonFinite : 0;
+    out.header.first = first * kGranule;
+    out.header.count = static_cast<std::uint16_t>(coords);
+    out.payload = std::as_bytes(values);
+    return true;
+}
+
+RawReduction::RawReduction(const OpContext& context, Seq seq, const Layout& layout, Block memory)
+    : context_(context),
+      layout_(layout),
+      shard_(context.shape.shard_of(context.shape.self, seq)),
+      memory_(std::move(memory)),
+      mean_(memory_ ? memory_.data() + layout.shard_stride() * (layout.ranks - 1u) : nullptr) {
+    sources_.reserve(layout.ranks);
+}
+
+float* RawReduction::slot(Rank rank) const {
+    return memory_.data() + layout_.shard_stride() * (rank < context_.shape.self ? rank : rank - 1u);
+}
+
+const float* RawReduction::source(Rank rank, std::uint32_t granule) const {
+    if (rank == context_.shape.self) return bucket_shard_ + granule * kGranule;
+    if (rank == offer_.from && granule >= offer_.first && granule < offer_.last)
+        return reinterpret_cast<const float*>(offer_.payload.data()) + (granule - offer_.first) * kGranule;
+    return slot(rank) + granule * kGranule;
+}
+
+void RawReduction::offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+                         std::span<const std::byte> payload) {
+    offer_ = {header.source, first, last, payload.first(layout_.coords(shard_, first, last) * sizeof(float))};
+    if (reinterpret_cast<std::uintptr_t>(payload.data()) % alignof(float) != 0) save();
+}
+
+void RawReduction::save() {
+    const Offer offer = std::exchange(offer_, {});
+    if (offer.first < offer.last)
+        std::memcpy(slot(offer.from) + offer.first * kGranule, offer.payload.data(), offer.payload.size());
+}
+
+// Runs are cut where the set of contributors changes.
+bool RawReduction::settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                          std::vector<Run>& runs) {
+    bool non_finite = false;
+    for (std::uint32_t end; first < last; first = end) {
+        end = last;
+        for (const GranuleSet& set : arrived) end = set.run_end(first, end);
+        if (offer_.first < offer_.last && first < offer_.first) end = std::min(end, offer_.first);
+        if (first < offer_.last) end = std::min(end, offer_.last);
+        sources_.clear();
+        for (Rank rank = 0; rank < layout_.ranks; ++rank)
+            if (arrived[rank].test(first)) sources_.push_back(source(rank, first));
+        const std::uint32_t coords = layout_.coords(shard_, first, end);
+        const bool empty = sources_.empty() || coords == 0;
+        if (!empty)
+            non_finite |= codec::mean_in_order(sources_, coords, result() + first * kGranule);
+        else if (bucket_shard_)
+            std::fill_n(bucket_shard_ + first * kGranule, coords, 0.0f);
+        runs.push_back({first, end, empty});
+        if (first == offer_.first && end == offer_.last) offer_ = {};  // used up: nothing to save
+    }
+    return non_finite;
+}
+
+std::uint32_t RawReduction::packet(Rank peer, const Run& run, Outgoing& out) const {
+    const std::uint32_t most = context_.granules(context_.limits[peer], 0);
+    const std::uint32_t granules = std::min(run.last - run.first, most);
+    const std::uint32_t coords = layout_.coords(shard_, run.first, run.first + granules);
+    out.header.count = static_cast<std::uint16_t>(coords);
+    out.payload = std::as_bytes(std::span<const float>(result() + run.first * kGranule, coords));
+    return granules;
+}
+
+void RawReduction::take_over(std::span<const Run> runs, float* bucket_shard) const {
+    for (const Run& run : runs) {
+        const std::uint32_t at = run.first * kGranule, coords = layout_.coords(shard_, run.first, run.last);
+        if (run.empty)
+            std::fill_n(bucket_shard + at, coords, 0.0f);
+        else
+            std::copy_n(mean_ + at, coords, bucket_shard + at);
+    }
+}
+
+void RawReduction::leave(bool needed) {
+    const float* mean = std::exchange(bucket_shard_, nullptr);
+    if (mean && needed) std::copy_n(mean, layout_.length(shard_), mean_);
+}
+
+void RawReduction::compact(Block smaller) {
+    std::copy_n(mean_, layout_.length(shard_), smaller.data());
+    memory_ = std::move(smaller);
+    mean_ = memory_.data();
+}
+
+void RawMeans::place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+                     std::span<const std::byte> payload) {
+    std::memcpy(base_ + layout_.begin(header.shard) + header.first, payload.data(),
+                layout_.coords(header.shard, first, last) * sizeof(float));
+}
+
+void RawMeans::enter(std::span<float> bucket, const std::vector<GranuleSet>& held) {
+    const float* before = std::exchange(base_, bucket.data());
+    for (Rank shard = 0; memory_ && shard < layout_.ranks; ++shard)
+        for (std::uint32_t g = 0, last; g < layout_.granules(shard); g = last) {
+            last = held[shard].run_end(g, layout_.granules(shard));
+            const std::uint64_t at = layout_.begin(shard) + g * kGranule;
+            if (held[shard].test(g)) std::copy_n(before + at, layout_.coords(shard, g, last), base_ + at);
+        }
+    memory_ = {};
+}
+
+void RawMeans::finish(Rank own_shard, const std::vector<GranuleSet>& held) {
+    for (Rank shard = 0; shard < layout_.ranks; ++shard)
+        for (std::uint32_t g = 0, last; shard != own_shard && g < layout_.granules(shard); g = last) {
+            last = held[shard].run_end(g, layout_.granules(shard));
+            if (!held[shard].test(g))
+                std::fill_n(base_ + layout_.begin(shard) + g * kGranule, layout_.coords(shard, g, last),
+                            0.0f);
+        }
+}
+
+}  // namespace tailcut

@@ -1,0 +1,47 @@
+#include "protocol/values.hpp"
+
+#include "protocol/planes_values.hpp"
+#include "protocol/raw_values.hpp"
+
+namespace tailcut {
+
+OpContext::OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::PacketLimits> limits,
+                     Memory& memory)
+    : shape(shape), codec(codec), limits(std::move(limits)), memory(memory) {
+    gather_limits = this->limits[shape.self];
+    for (Rank peer = 0; peer < shape.ranks; ++peer) {
+        if (peer == shape.self) continue;
+        const codec::PacketLimits& each = this->limits[peer];
+        std::uint32_t& payload = gather_limits.payload_bytes;
+        std::uint32_t& trim = gather_limits.trim_payload_bytes;
+        payload = payload == 0 ? each.payload_bytes : std::min(payload, each.payload_bytes);
+        if (each.trim_payload_bytes > 0)
+            trim = trim == 0 ? each.trim_payload_bytes : std::min(trim, each.trim_payload_bytes);
+    }
+}
+
+std::size_t owned_floats(wire::Codec codec, const Layout& layout) {
+    return codec == wire::Codec::kPlanes ? PlanesReduction::floats(layout) : RawReduction::floats(layout);
+}
+
+std::unique_ptr<Contributions> make_contributions(OpContext& context, Seq seq, const Layout& layout,
+                                                  int planes, std::span<const float> bucket) {
+    if (context.codec == wire::Codec::kPlanes)
+        return std::make_unique<PlanesContributions>(context, seq, layout, planes, bucket);
+    return std::make_unique<RawContributions>(context, seq, layout, bucket);
+}
+
+std::unique_ptr<Reduction> make_reduction(OpContext& context, Seq seq, const Layout& layout, int planes,
+                                          Block memory) {
+    if (context.codec == wire::Codec::kPlanes)
+        return std::make_unique<PlanesReduction>(context, seq, layout, planes, std::move(memory));
+    return std::make_unique<RawReduction>(context, seq, layout, std::move(memory));
+}
+
+std::unique_ptr<Means> make_means(OpContext& context, Seq seq, const Layout& layout, Block memory) {
+    if (context.codec == wire::Codec::kPlanes)
+        return std::make_unique<PlanesMeans>(context, seq, layout, std::move(memory));
+    return std::make_unique<RawMeans>(layout, std::move(memory));
+}
+
+}  // namespace tailcut

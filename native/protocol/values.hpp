@@ -1,0 +1,124 @@
+// How the coordinates of one op travel, in one codec: what Op and OwnedShard leave open. They know which granules have
+// come and when a stage ends; these know bytes and arithmetic. The variants are in raw_values.hpp and planes_values.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "codec/packet_limits.hpp"
+#include "codec/send_order.hpp"
+#include "protocol/granules.hpp"
+#include "protocol/memory.hpp"
+#include "protocol/types.hpp"
+#include "wire/header.hpp"
+
+namespace tailcut {
+
+// Granules [first, last) of a shard whose mean is final; `empty`: nobody delivered them.
+struct Run {
+    std::uint32_t first, last;
+    bool empty;
+};
+
+// How far a peer has been sent the runs. Rests on the end of the last run, which may still grow.
+struct RunCursor {
+    std::uint32_t run = 0, granule = 0;
+};
+
+// A packet on its way out. The payload points into the bucket, into the op's memory or into `keeper`: it is valid until
+// the endpoint is handed anything, a datagram, an op or the time.
+struct Outgoing {
+    Rank peer = 0;
+    wire::Header header;
+    std::span<const std::byte> payload;
+    RunCursor rewind;                    // where the peer's cursor stood, for Op::retract
+    std::shared_ptr<const void> keeper;  // keeps encoded bytes alive, whatever the op does next
+};
+
+// What all ops of an endpoint share.
+struct OpContext {
+    OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::PacketLimits> limits, Memory& memory);
+
+    Shape shape;
+    wire::Codec codec;
+    std::vector<codec::PacketLimits> limits;  // by peer
+    codec::PacketLimits gather_limits;        // the least of all: a mean is encoded once, for everybody
+    Memory& memory;
+    // Of a packet with so many planes; 0 planes in raw.
+    std::uint32_t granules(const codec::PacketLimits& within, int planes) const {
+        return std::max(1u, within.granules(codec, planes));
+    }
+    std::vector<float> stripe, own;  // planes: scratch for two stripes, as long as was needed so far
+};
+
+// What this rank sends to the owners of the other shards. A step is the least that is sent at a time.
+class Contributions {
+public:
+    virtual ~Contributions() = default;
+    virtual std::uint32_t steps(Rank shard) const = 0;
+    // Fills in payload, place, codec and NON-FINITE of the packet at step `sent` and moves it on. False: there is none,
+    // because the owner has already answered (rule 2; and the bucket holds the answer).
+    virtual bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) = 0;
+    virtual void retract(const Outgoing& out) = 0;
+    // The granules of the shard from which on nothing has been looked at.
+    virtual std::uint32_t first_unseen(Rank shard, std::uint32_t sent) const = 0;
+};
+
+// The values of the owned shard: contributions in, a mean out.
+class Reduction {
+public:
+    virtual ~Reduction() = default;
+    // Where the own contribution is, if there is one, and where the mean goes from now on; null: nowhere any more.
+    virtual void place(float* bucket_shard) = 0;
+    virtual void encode_with(int planes) = 0;
+    // Granules [first, last) of a contribution. save() follows, and in between perhaps settle().
+    virtual void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+                       std::span<const std::byte> payload) = 0;
+    virtual void save() = 0;
+    // Granules for which nothing more will come. Appends the runs that become final, perhaps later and more at once.
+    // Returns whether any mean is Inf or NaN. Contributions are those that `arrived`, by rank, says.
+    virtual bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                        std::vector<Run>& runs) = 0;
+    // The next packet of a run, cut to what is left of it: fills in payload, place and codec, returns its granules.
+    virtual std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const = 0;
+    // Writes the mean of these runs, which became final before place().
+    virtual void take_over(std::span<const Run> runs, float* bucket_shard) const = 0;
+    // The caller takes its shard back; `needed`: a peer still has to be sent some of the mean.
+    virtual void leave(bool needed) = 0;
+
+    virtual std::size_t mean_floats() const = 0;
+    virtual void compact(Block smaller) = 0;  // keep the mean only
+    virtual bool compacted() const = 0;
+    virtual bool pooled() const = 0;
+    virtual void leave_pool() = 0;
+};
+
+// Means coming in from the owners of the other shards.
+class Means {
+public:
+    virtual ~Means() = default;
+    // The values of granules [first, last) of the header's shard.
+    virtual void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+                       std::span<const std::byte> payload) = 0;
+    // After answers to [first, last), with values or EMPTY.
+    virtual void settle(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
+                        const GranuleSet& held) = 0;
+    // From now on values go to the bucket, as do those that came before.
+    virtual void enter(std::span<float> bucket, const std::vector<GranuleSet>& held) = 0;
+    // What did not come is zero.
+    virtual void finish(Rank own_shard, const std::vector<GranuleSet>& held) = 0;
+};
+
+std::size_t owned_floats(wire::Codec codec, const Layout& layout);
+
+std::unique_ptr<Contributions> make_contributions(OpContext& context, Seq seq, const Layout& layout,
+                                                  int planes, std::span<const float> bucket);
+std::unique_ptr<Reduction> make_reduction(OpContext& context, Seq seq, const Layout& layout, int planes,
+                                          Block memory);
+std::unique_ptr<Means> make_means(OpContext& context, Seq seq, const Layout& layout, Block memory);
+
+}  // namespace tailcut
