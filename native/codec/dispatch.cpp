@@ -10,7 +10,7 @@ std::atomic<bool> scalar_wanted{false};
 
 bool has_avx2() {
 #if defined(__x86_64__)
-    static const bool has = __builtin_cpu_supports("avx2");
+    static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     return has;
 #else
     return false;

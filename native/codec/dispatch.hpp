@@ -1,4 +1,4 @@
-// Which kernels run: the scalar twins or AVX2, decided by the processor when first asked. Both give the same bits.
+// Which kernels run: the scalar twins or AVX2 with FMA, decided by the processor when first asked. Both give the same bits.
 #pragma once
 
 namespace tailcut::codec {

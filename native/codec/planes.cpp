@@ -49,6 +49,13 @@ Cut decode_to(const PlanesHead& head, std::span<const std::byte> payload, float*
 
 }  // namespace
 
+void quantize8(const float* z, float unit, std::uint32_t* codes) {
+#if defined(__x86_64__)
+    if (use_avx2()) return quantize8_avx2(z, unit, codes);
+#endif
+    for (std::size_t k = 0; k < 8; ++k) codes[k] = quantize(z[k] * unit);
+}
+
 void encode_scalar(const EncodeRun& run) {
     for (std::size_t g = 0; g < run.granules; ++g) {
         std::uint64_t words[kMaxPlanes] = {}, zeros = 0;
