@@ -184,6 +184,7 @@ void bind_udp(nb::module_& m) {
     nb::class_<LaneStats>(m, "LaneStats")
         .def_ro("protocol", &LaneStats::protocol)
         .def_ro("socket", &LaneStats::socket)
+        .def_ro("uncorrected_packets", &LaneStats::uncorrected_packets)
         .def_ro("pool_used_bytes", &LaneStats::pool_used_bytes)
         .def_ro("memory_bytes", &LaneStats::memory_bytes)
         .def_ro("rtt_ns", &LaneStats::rtt)
@@ -203,6 +204,8 @@ void bind_udp(nb::module_& m) {
         .def_prop_ro("descriptor", &UdpLane::descriptor)
         .def_prop_ro("port", &UdpLane::port)
         .def_prop_ro("receive_buffer_bytes", &UdpLane::receive_buffer_bytes)
+        .def("mark", &UdpLane::mark, "dscp"_a)
+        .def("receive_trimmed", &UdpLane::receive_trimmed)
         .def(
             "start",
             [](UdpLane& lane, Rank rank, Rank ranks, std::uint64_t seed, std::uint64_t group_tag,

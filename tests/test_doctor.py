@@ -43,6 +43,7 @@ FACTS = HostFacts(
     segments=True,
     coalesces=True,
     multicast=True,
+    packet_socket=True,
     loopback_rtt_s=2e-5,
 )
 
@@ -73,7 +74,7 @@ def assigned(check: Check) -> dict[str, str]:
 
 def test_a_sound_host_has_nothing_to_remedy() -> None:
     checks = host.judge(FACTS, Config(), world_size=8)
-    assert [check.status for check in checks] == ["ok"] * 7
+    assert [check.status for check in checks] == ["ok"] * 8
     assert not any(check.remedy or check.settings for check in checks)
 
 
@@ -167,6 +168,13 @@ def test_offload(changes, config, status, words) -> None:
     check = host.offload(facts(**changes), config)
     assert check.status == status
     assert words in check.found
+
+
+def test_packets_trimmed_without_correction_need_a_capability() -> None:
+    assert "whether or not" in host.trimmed(FACTS).found
+    check = host.trimmed(facts(packet_socket=False))
+    assert check.status == "ok"  # it matters behind few switches
+    assert "CAP_NET_RAW" in check.found
 
 
 def test_multicast_that_does_not_come_back_is_only_a_warning() -> None:
@@ -433,7 +441,16 @@ def test_the_text_has_matrices_settings_and_a_verdict() -> None:
 def test_alone_it_examines_this_host(capsys) -> None:
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
-    for name in ("interface", "packets", "receive buffer", "offload", "multicast", "hostname", "loopback"):
+    for name in (
+        "interface",
+        "packets",
+        "receive buffer",
+        "offload",
+        "multicast",
+        "trimmed packets",
+        "hostname",
+        "loopback",
+    ):
         assert f" {name} " in text
     assert "from each of 7 peers" in " ".join(text.split())
     assert "RTT" not in text

@@ -65,6 +65,10 @@ Socket::Socket(std::uint32_t bind_ipv4, std::uint32_t receive_buffer_bytes, bool
     }
 }
 
+void Socket::mark(int dscp) {
+    if (!try_option(descriptor_, IPPROTO_IP, IP_TOS, dscp << 2)) fail("IP_TOS");
+}
+
 void Socket::close() {
     if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
 }

@@ -40,6 +40,7 @@ public:
     Socket& operator=(const Socket&) = delete;
 
     void close();
+    void mark(int dscp);
     int descriptor() const { return descriptor_; }
     std::uint16_t port() const { return port_; }
     std::uint32_t receive_buffer_bytes() const { return receive_buffer_bytes_; }  // as the kernel reports it

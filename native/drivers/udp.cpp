@@ -26,6 +26,7 @@ Time clock_now() {
 // rounds small enough for what was just reduced to be in cache when it is sent.
 constexpr std::size_t kReceiveRoundBytes = 256 * 1024;
 constexpr std::size_t kSendRoundBytes = 512 * 1024;
+constexpr std::size_t kTrimmedRound = 256;  // packets
 // With an op in flight the next packet is near: let others run a few times before sleeping. Measured on 2 cores,
 // 4 KB: 0.06 instead of 0.10 ms with 2 ranks, 0.09 instead of 0.17 ms with 4; no loss with more ranks than cores.
 constexpr int kYieldRounds = 50;
@@ -55,6 +56,7 @@ void UdpLane::abandon() {
     (void)endpoint_.release();
     (void)shared_.release();
     socket_.close();
+    trimmed_.close();
     if (wake_descriptor_ >= 0) ::close(std::exchange(wake_descriptor_, -1));
 }
 
@@ -127,6 +129,7 @@ bool UdpLane::join(Duration timeout) {
         engine_->join();
         endpoint_.reset();
         socket_.close();
+        trimmed_.close();
         ::close(std::exchange(wake_descriptor_, -1));
     }
     return true;
@@ -222,7 +225,10 @@ bool UdpLane::receive(std::size_t most_bytes) {
         });
         if (messages < Socket::kReceiveMessages) break;  // the socket is empty
     }
-    return bytes > 0;
+    const std::size_t cut = trimmed_.receive(
+        kTrimmedRound, [&](std::span<const std::byte> datagram) { endpoint_->receive(now, datagram); });
+    uncorrected_packets_ += cut;
+    return bytes > 0 || cut > 0;
 }
 
 bool UdpLane::send() {
@@ -267,6 +273,7 @@ void UdpLane::take_stats() {
     LaneStats& stats = shared_->stats;
     stats.protocol = endpoint_->counters();
     stats.socket = socket_.counters();
+    stats.uncorrected_packets = uncorrected_packets_;
     stats.pool_used_bytes = endpoint_->memory().pool_used_bytes();
     stats.memory_bytes = endpoint_->memory().total_bytes();
     stats.contributing = endpoint_->contributing();
@@ -281,15 +288,16 @@ void UdpLane::sleep() {
         shared_->asleep = true;
         take_stats();
     }
-    pollfd waits[2] = {{socket_.descriptor(), static_cast<short>(POLLIN | (blocked_ ? POLLOUT : 0)), 0},
-                       {wake_descriptor_, POLLIN, 0}};
+    pollfd waits[3] = {{socket_.descriptor(), static_cast<short>(POLLIN | (blocked_ ? POLLOUT : 0)), 0},
+                       {wake_descriptor_, POLLIN, 0},
+                       {trimmed_.descriptor(), POLLIN, 0}};  // -1 is left out
     const Time until = std::min(endpoint_->next_timer(), linger_until_);
     timespec left{3600, 0};
     if (until != kNever) {
         const Duration wait = std::max<Duration>(0, until - clock_now());
         left = {wait / 1'000'000'000, wait % 1'000'000'000};
     }
-    ::ppoll(waits, 2, &left, nullptr);
+    ::ppoll(waits, 3, &left, nullptr);
     const std::lock_guard lock(shared_->mutex);
     shared_->asleep = false;
     if (waits[1].revents & POLLIN) {

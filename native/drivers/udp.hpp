@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "drivers/socket.hpp"
+#include "drivers/trimmed.hpp"
 #include "protocol/endpoint.hpp"
 
 namespace tailcut {
@@ -21,6 +22,7 @@ namespace tailcut {
 struct LaneStats {
     Counters protocol;
     SocketCounters socket;
+    std::uint64_t uncorrected_packets = 0;  // trimmed, and seen by the packet socket only
     std::uint64_t pool_used_bytes = 0, memory_bytes = 0;
     std::vector<Duration> rtt;  // by rank
     bool contributing = true;
@@ -35,6 +37,12 @@ public:
     int descriptor() const { return socket_.descriptor(); }  // for the handshake before start()
     std::uint16_t port() const { return socket_.port(); }
     std::uint32_t receive_buffer_bytes() const { return socket_.receive_buffer_bytes(); }
+
+    // Before start(): mark what is sent with this DSCP, 0 to 63.
+    void mark(int dscp) { socket_.mark(dscp); }
+    // Before start(): also receive datagrams whose lengths a trimming switch left as they were. Throws
+    // std::system_error if that is not permitted.
+    void receive_trimmed() { trimmed_.open(socket_.port()); }
 
     void start(const Settings& settings, const std::vector<PeerSettings>& peers,
                std::vector<Address> addresses);
@@ -75,6 +83,7 @@ private:
 
     const pid_t process_;
     Socket socket_;
+    TrimmedSocket trimmed_;
     int wake_descriptor_ = -1;
 
     // the engine thread's own
@@ -82,6 +91,7 @@ private:
     std::vector<Address> addresses_;
     std::vector<Outgoing> batch_;
     bool blocked_ = false;  // the socket is full
+    std::uint64_t uncorrected_packets_ = 0;
     bool closing_ = false;
     Time linger_until_ = kNever;
 

@@ -80,6 +80,9 @@ class Config:
     """Shortest frame that a switch leaves of a trimmed packet: packets hold so few coordinates that it keeps
     the first plane of all. 0: nothing trims on the way, packets fill the MTU. 256 is what switches do."""
 
+    dscp: int = _setting("dscp", int, 0)
+    """Mark of packets of codec planes, 0 to 63: switches that trim tell by it what they may trim. 0: no mark."""
+
     lanes: int = _setting("lanes", int, 1)
     """Engine threads, each with a socket and a pool. More than one only helps with idle cores. Agreed."""
 
@@ -125,6 +128,8 @@ class Config:
                 f"trim_bytes={self.trim_bytes} must be 0, or between 65535 and {LEAST_TRIM_BYTES}, which "
                 "holds the headers and the first plane of 64 coordinates"
             )
+        if not 0 <= self.dscp < 64:
+            raise ConfigError(f"dscp={self.dscp} must be between 0 and 63")
         if not 1 <= self.lanes <= 64:
             raise ConfigError(f"lanes={self.lanes} must be between 1 and 64")
         if not 0 <= self.seed < 1 << 64:

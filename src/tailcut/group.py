@@ -106,8 +106,11 @@ class Group:
         self.tag = roster.tag
         self.local_address = local_address(roster, self.rank)
         self.codec = _codec(config, roster)
-        self._description = _describe(config, roster, self.rank, self.codec, buffer_bytes)
+        trimming = _receive_trimmed(lanes) if self.codec == "planes" and roster.hosts > 1 else ""
+        self._description = _describe(config, roster, self.rank, self.codec, buffer_bytes) + trimming
         for index, lane in enumerate(lanes):
+            if self.codec == "planes":
+                lane.mark(config.dscp)
             self._start(lane, index, roster)
         return lanes
 
@@ -185,6 +188,7 @@ class Group:
             totals.sent_bytes += lane.protocol.sent_bytes
             totals.received_packets += lane.protocol.received_packets
             totals.received_bytes += lane.protocol.received_bytes
+            totals.uncorrected_packets += lane.uncorrected_packets
             totals.late_gather_packets += lane.protocol.late_gather_packets
             totals.dropped_history += lane.protocol.dropped_history
             totals.forfeited_shards += lane.protocol.forfeited_shards
@@ -304,6 +308,19 @@ def _trim_payload_bytes(config: Config, route: Route) -> int:
         if config.trim_bytes == 0 or is_loopback(route.address)
         else trimmed_payload_bytes(config.trim_bytes)
     )
+
+
+def _receive_trimmed(lanes: list[_native.UdpLane]) -> str:
+    """Receive also what a switch trims without correcting its lengths; what to say of it."""
+    try:
+        for lane in lanes:
+            lane.receive_trimmed()
+    except RuntimeError as error:  # std::system_error
+        return (
+            f"; packets that a switch trims without correcting their lengths are not received ({error}): "
+            "if yours does that, grant CAP_NET_RAW"
+        )
+    return "; packets that a switch trims without correcting their lengths are received too"
 
 
 def _describe(config: Config, roster: Roster, rank: int, codec: str, buffer_bytes: int) -> str:

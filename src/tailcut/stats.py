@@ -25,6 +25,8 @@ class Stats:
     received_bytes: int = 0
     sent_packets: int = 0
     received_packets: int = 0
+    uncorrected_packets: int = 0
+    """Received ones that a switch has trimmed without correcting their lengths."""
     late_gather_packets: int = 0
     """Means that came after their op had ended: not lost, but not in the result."""
     dropped_history: int = 0

@@ -28,6 +28,7 @@ def judge(facts: HostFacts, config: Config, world_size: int) -> list[Check]:
         receive_buffer(facts, config, world_size),
         offload(facts, config),
         multicast(facts),
+        trimmed(facts),
         hostname(facts),
         loopback(facts),
     ]
@@ -140,6 +141,16 @@ def offload(facts: HostFacts, config: Config) -> Check:
     if not config.offload:
         return Check("offload", "warn", "switched off by TAILCUT_OFFLOAD", "unset TAILCUT_OFFLOAD")
     return Check("offload", "ok", "UDP_SEGMENT (GSO) and UDP_GRO")
+
+
+def trimmed(facts: HostFacts) -> Check:
+    if facts.packet_socket:
+        return Check("trimmed packets", "ok", "received, whether or not a switch corrects their lengths")
+    return Check(
+        "trimmed packets",
+        "ok",
+        "received if the switch corrects their lengths; the others need CAP_NET_RAW, which is not granted",
+    )
 
 
 def multicast(facts: HostFacts) -> Check:

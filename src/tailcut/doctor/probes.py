@@ -58,6 +58,8 @@ class HostFacts:
     segments: bool
     coalesces: bool
     multicast: bool
+    packet_socket: bool
+    """May be opened: it receives packets that a switch has trimmed without correcting their lengths."""
     loopback_rtt_s: float | None
     """Median; None if a datagram did not come back."""
 
@@ -79,6 +81,7 @@ def ask(config: Config) -> HostFacts:
         buffer_limit_bytes=_buffer_limit_bytes(),
         segments=_accepts(UDP_SEGMENT, 1200),
         coalesces=_accepts(UDP_GRO, 1),
+        packet_socket=_opens_packet_socket(),
         multicast=_multicast_returns(chosen.address if chosen else LOOPBACK),
         loopback_rtt_s=_loopback_rtt_s(),
     )
@@ -128,6 +131,14 @@ def _accepts(option: int, value: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def _opens_packet_socket() -> bool:
+    try:
+        socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0).close()
+    except OSError:
+        return False
+    return True
 
 
 def _multicast_returns(address: str) -> bool:

@@ -1,0 +1,102 @@
+"""Packets that a switch has cut without correcting their lengths: only a packet socket sees those."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.netns import ADDRESSES, LINKS
+
+RECEIVER = """
+import json, sys, time
+from tailcut import _native
+
+permitted = sys.argv[1] == "permitted"
+lane = _native.UdpLane(0, 0, True)
+if permitted:
+    lane.receive_trimmed()
+bounds = _native.Bounds(10**9, 10**9, 10**9)
+lane.start(
+    rank=0, ranks=2, seed=0, group_tag=7, window_ops=4, codec=_native.CODEC_PLANES, pool_bytes=1 << 20,
+    window_bytes=1 << 20, terms=_native.Terms(bounds, 16),
+    peers=[_native.PeerSettings(1 << 20, 1 << 20, 1424, 166)] * 2, addresses=[(0x7F000001, 9)] * 2,
+)
+print(lane.port, flush=True)
+give_up = time.monotonic() + 20
+while lane.stats().protocol.rejected["group"] < 1 and time.monotonic() < give_up:
+    time.sleep(0.001)  # the last one has come
+stats = lane.stats()
+print(json.dumps({"uncorrected": stats.uncorrected_packets, **stats.protocol.rejected}))
+lane.close(0)
+lane.join(10**9)
+"""
+
+SENDER = """
+import socket, struct, sys
+
+link, mac, port = sys.argv[1], bytes.fromhex(sys.argv[2].replace(":", "")), int(sys.argv[3])
+near, far = (socket.inet_aton(address) for address in sys.argv[4:6])
+out = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+out.bind((link, 0))
+
+def send(payload, cut_bytes=0, port=port, fragment=0):
+    udp = struct.pack("!HHHH", 5555, port, 8 + len(payload), 0) + payload
+    ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(udp), 1, fragment, 64, 17, 0, near, far)
+    total = sum(struct.unpack("!10H", ip))
+    total = (total & 0xFFFF) + (total >> 16)
+    checksum = ~(total + (total >> 16)) & 0xFFFF
+    ip = ip[:10] + struct.pack("!H", checksum) + ip[12:]
+    frame = mac + bytes(6) + b"\\x08\\x00" + ip + udp
+    out.send(frame[: len(frame) - cut_bytes])
+
+other_version = b"\\x7c\\x09" + bytes(300)
+send(other_version, cut_bytes=100, port=port + 1)   # to somebody else
+send(other_version, cut_bytes=100, fragment=0x2000) # a fragment is not whole for another reason
+send(other_version, cut_bytes=0)                    # whole: by the UDP socket, once
+send(other_version, cut_bytes=100)                  # cut: by the packet socket
+send(other_version, cut_bytes=300)                  # within the header of tailcut
+send(b"\\x7c\\x01\\x01" + bytes(300))               # another group's: the last one
+"""
+
+
+def in_namespace(name: str, script: str, *arguments: str) -> subprocess.Popen[str]:
+    argv = ["ip", "netns", "exec", name, sys.executable, "-c", textwrap.dedent(script), *arguments]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(("permitted", "cut"), [("permitted", 2), ("not permitted", 0)])
+def test_exactly_the_cut_packets_come_by_the_packet_socket(
+    two_hosts: tuple[str, str], permitted: str, cut: int
+) -> None:
+    shown = subprocess.check_output(["ip", "-j", "-n", two_hosts[1], "link", "show", LINKS[1]])
+    mac = json.loads(shown)[0]["address"]
+    with in_namespace(two_hosts[1], RECEIVER, permitted) as receiver:
+        assert receiver.stdout
+        port = receiver.stdout.readline().strip()
+        with in_namespace(two_hosts[0], SENDER, LINKS[0], mac, port, *ADDRESSES) as sender:
+            assert sender.wait() == 0
+        counts = json.loads(receiver.stdout.readline())
+    assert counts["uncorrected"] == cut
+    assert counts["version"] == (2 if cut else 1)
+    assert counts["short"] == (1 if cut else 0)
+    assert counts["group"] == 1
+
+
+def test_what_is_not_permitted_is_said() -> None:
+    """As an ordinary user, who has no CAP_NET_RAW."""
+    script = """
+    import os
+    from tailcut import group, _native
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    print(group._receive_trimmed([_native.UdpLane(0, 0, True)]))
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
+    )
+    assert "Operation not permitted" in ended.stdout
+    assert "grant CAP_NET_RAW" in ended.stdout
