@@ -81,7 +81,7 @@ class Config:
     the first plane of all. 0: nothing trims on the way, packets fill the MTU. 256 is what switches do."""
 
     dscp: int = _setting("dscp", int, 0)
-    """Mark of packets of codec planes, 0 to 63: switches that trim tell by it what they may trim. 0: no mark."""
+    """Mark of packets of codec planes, 0 to 63: switches tell by it what they may trim. 0: none."""
 
     lanes: int = _setting("lanes", int, 1)
     """Engine threads, each with a socket and a pool. More than one only helps with idle cores. Agreed."""
