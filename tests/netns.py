@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 LINKS = ("veth-a", "veth-b")
+CLONE_NEWNET = 0x40000000  # linux/sched.h
 ADDRESSES = ("10.111.0.1", "10.111.0.2")
 
 
@@ -55,6 +57,18 @@ def loopback_names(two_hosts: tuple[str, str]) -> Iterator[None]:
             shutil.rmtree(directory, ignore_errors=True)
         with contextlib.suppress(OSError):
             Path("/etc/netns").rmdir()  # unless somebody else has a namespace there
+
+
+@contextlib.contextmanager
+def inside(name: str) -> Iterator[None]:
+    """This thread is in the named network namespace; sockets that it opens stay there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{name}") as away:
+        assert libc.setns(away.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+        try:
+            yield
+        finally:
+            assert libc.setns(home.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
 
 
 def set_mtu(name: str, link: str, mtu_bytes: int) -> None:

@@ -134,6 +134,41 @@ def test_sizes_have_units():
     assert bench._sizes("4,1K,25M,1g") == (4, 1024, 25 << 20, 1 << 30)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["run", "clean"], "no command to run: tailcut testbed run SCENARIO -- COMMAND"),
+        (["run", "clear", "--", "true"], "there is no scenario 'clear'; there are clean, cross-dc,"),
+        (["run", "/no/such.toml", "--", "true"], "cannot read the scenario /no/such.toml: No such file"),
+        (
+            ["run", "clean", "--hosts", "1", "--", "true"],
+            "scenario clean: hosts = 1 must be between 2 and 64",
+        ),
+        (["up", "clear"], "there is no scenario 'clear'"),
+        (["down", "1-1-0"], "there is no testbed 1-1-0"),
+        (["status", "1-1-0"], "there is no testbed 1-1-0"),
+        (["scenarios", "clear"], "there is no scenario 'clear'"),
+    ],
+)
+def test_testbed_explains_what_it_cannot_do(arguments, complaint, capsys):
+    assert main(["testbed", *arguments]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_testbed_lists_and_prints_scenarios(capsys):
+    assert main(["testbed", "scenarios"]) == 0
+    assert "tail-3      Bursts of other traffic" in capsys.readouterr().out
+    assert main(["testbed", "scenarios", "tail-3"]) == 0
+    assert "ratio = 3.0" in capsys.readouterr().out
+
+
+def test_a_command_after_two_dashes_is_for_testbed_run_only(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["demo", "--", "true"])
+    assert exit_info.value.code == 2
+    assert "unrecognized arguments: -- true" in capsys.readouterr().err
+
+
 def test_demo_runs_without_options(monkeypatch):
     calls = []
 

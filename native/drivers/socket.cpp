@@ -22,6 +22,9 @@ namespace {
 constexpr std::size_t kMaxSegments = 44;  // one kernel traversal: at most 64 segments and 64 KiB
 constexpr std::size_t kControlBytes = CMSG_SPACE(sizeof(std::uint16_t)) + CMSG_SPACE(sizeof(int));
 
+// 2 MiB as the kernel counts, which is 910 packets of MTU 1500: fewer than the 1,000 that interfaces queue by default.
+constexpr int kSendBufferBytes = 524288;
+
 std::size_t datagram_bytes(const Outgoing& packet) { return wire::kHeaderBytes + packet.payload.size(); }
 
 bool try_option(int descriptor, int level, int name, int value) {
@@ -36,12 +39,13 @@ Socket::Socket(std::uint32_t bind_ipv4, std::uint32_t receive_buffer_bytes, bool
     descriptor_ = ::socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (descriptor_ < 0) fail("socket");
     try {
+        // Not more: a larger one lets a sender overrun the queue of its own host, which drops silently.
+        if (!try_option(descriptor_, SOL_SOCKET, SO_SNDBUFFORCE, kSendBufferBytes))
+            try_option(descriptor_, SOL_SOCKET, SO_SNDBUF, kSendBufferBytes);
         if (receive_buffer_bytes > 0) {
             const int bytes = static_cast<int>(receive_buffer_bytes);
             if (!try_option(descriptor_, SOL_SOCKET, SO_RCVBUFFORCE, bytes))
                 try_option(descriptor_, SOL_SOCKET, SO_RCVBUF, bytes);
-            if (!try_option(descriptor_, SOL_SOCKET, SO_SNDBUFFORCE, bytes))
-                try_option(descriptor_, SOL_SOCKET, SO_SNDBUF, bytes);
         }
         int actual = 0;
         socklen_t size = sizeof actual;
@@ -73,11 +77,11 @@ void Socket::close() {
     if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
 }
 
-std::size_t Socket::receive_batch() {
-    std::array<mmsghdr, kReceiveMessages> messages{};
-    std::array<iovec, kReceiveMessages> vectors;
-    alignas(cmsghdr) std::array<std::array<char, kControlBytes>, kReceiveMessages> controls;
-    for (std::size_t m = 0; m < kReceiveMessages; ++m) {
+std::size_t Socket::receive_batch(std::size_t most) {
+    std::array<mmsghdr, kMostMessages> messages{};
+    std::array<iovec, kMostMessages> vectors;
+    alignas(cmsghdr) std::array<std::array<char, kControlBytes>, kMostMessages> controls;
+    for (std::size_t m = 0; m < most; ++m) {
         vectors[m] = {buffers_[m].data(), kBufferBytes};
         messages[m].msg_hdr.msg_iov = &vectors[m];
         messages[m].msg_hdr.msg_iovlen = 1;
@@ -87,9 +91,12 @@ std::size_t Socket::receive_batch() {
         }
     }
     ++counters_.receive_calls;
-    const int got = ::recvmmsg(descriptor_, messages.data(), kReceiveMessages, MSG_DONTWAIT, nullptr);
+    const int got =
+        ::recvmmsg(descriptor_, messages.data(), static_cast<unsigned>(most), MSG_DONTWAIT, nullptr);
+    if (got > 0) longest_ = 1;
     for (int m = 0; m < got; ++m) {
         lengths_[m] = messages[m].msg_len;
+        longest_ = std::max(longest_, lengths_[m]);
         segment_bytes_[m] = 0;
         msghdr& header = messages[m].msg_hdr;
         for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c))

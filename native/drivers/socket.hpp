@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +32,8 @@ class Socket {
 public:
     static constexpr std::size_t kMaxDatagramBytes = 65'507;
     static constexpr std::size_t kBatchPackets = 64;
-    static constexpr std::size_t kReceiveMessages = 8;  // per call; their buffers stay in the L2 cache
+    // Per call: few large ones, so that their buffers stay in the L2 cache, or many small ones.
+    static constexpr std::size_t kFewestMessages = 8, kMostMessages = 32, kReceiveBytes = 512 * 1024;
 
     // Throws std::system_error when it cannot bind.
     Socket(std::uint32_t bind_ipv4, std::uint32_t receive_buffer_bytes, bool offload);
@@ -47,10 +49,11 @@ public:
     bool segments() const { return segments_; }
     const SocketCounters& counters() const { return counters_; }
 
-    // One recvmmsg. Hands every datagram to `visit` and returns how many messages came.
+    // One recvmmsg. Hands every datagram to `visit` and returns whether there may be more.
     template <typename Visit>
-    std::size_t receive(Visit visit) {
-        const std::size_t messages = receive_batch();
+    bool receive(Visit visit) {
+        const std::size_t asked = std::clamp(kReceiveBytes / longest_, kFewestMessages, kMostMessages);
+        const std::size_t messages = receive_batch(asked);
         for (std::size_t m = 0; m < messages; ++m) {
             const std::span<const std::byte> all(buffers_[m].data(), lengths_[m]);
             const std::size_t segment = segment_bytes_[m] ? segment_bytes_[m] : all.size();
@@ -60,7 +63,7 @@ public:
                 at += segment;
             } while (at < all.size());
         }
-        return messages;
+        return messages == asked;
     }
 
     // Sends the packets in order and returns how many were dealt with; the rest found the socket full.
@@ -69,7 +72,7 @@ public:
 private:
     static constexpr std::size_t kBufferBytes = 65'536;
 
-    std::size_t receive_batch();
+    std::size_t receive_batch(std::size_t most);
     std::size_t group(std::span<const Outgoing> packets) const;
 
     int descriptor_ = -1;
@@ -79,8 +82,10 @@ private:
     SocketCounters counters_;
 
     struct alignas(64) Buffer : std::array<std::byte, kBufferBytes> {};
-    std::vector<Buffer> buffers_{kReceiveMessages};
-    std::array<std::size_t, kReceiveMessages> lengths_{}, segment_bytes_{};
+    std::vector<Buffer> buffers_{
+        kMostMessages};  // of which only those pages are ever used that were received into
+    std::array<std::size_t, kMostMessages> lengths_{}, segment_bytes_{};
+    std::size_t longest_ = kBufferBytes;  // message of the last call that had any
 };
 
 }  // namespace tailcut

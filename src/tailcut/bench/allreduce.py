@@ -1,4 +1,6 @@
-"""``tailcut bench allreduce``: time per op over bucket sizes, on local workers, alone or against Gloo.
+"""``tailcut bench allreduce``: time per op over bucket sizes, alone or against Gloo and torch's hooks.
+
+On local workers, or on the hosts of a testbed.
 
 Owns one run: its options, its workers and its result. Printing is in table.py.
 """
@@ -14,7 +16,8 @@ from typing import Protocol
 
 from tailcut.bench.barrier import Barrier
 from tailcut.bench.figures import Figures, Round, judge
-from tailcut.bench.sides import GlooSide, OpenSide, TailcutSide
+from tailcut.bench.network import LocalNetwork, Network
+from tailcut.bench.sides import SIDES
 from tailcut.bench.worker import WARMUP, Plan, Samples, measure
 from tailcut.config import Config
 from tailcut.errors import ConfigError
@@ -25,8 +28,6 @@ DEFAULT_SIZES = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 
 
 ROUND_BYTES = 256 << 20
 """What one side moves in a round when the number of ops is left to us: 5 ops of 100 MB, 100 of up to 2 MB."""
-
-SIDES: dict[str, OpenSide] = {"tailcut": TailcutSide, "gloo": GlooSide}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,10 @@ class NoProgress:
         pass
 
 
-def run(options: Options, progress: Progress | None = None) -> Generator[Row]:
+_LOOPBACK = LocalNetwork()
+
+
+def run(options: Options, progress: Progress | None = None, network: Network = _LOOPBACK) -> Generator[Row]:
     """Measure; yields each row when it is complete. Raises WrongResultError, or PeerError for a worker."""
     for ranks in options.ranks:
         with tempfile.TemporaryDirectory(prefix="tailcut-bench-") as directory:
@@ -93,20 +97,27 @@ def run(options: Options, progress: Progress | None = None) -> Generator[Row]:
                 sides={name: SIDES[name] for name in options.sides},
                 config=options.config,
                 directory=Path(directory),
+                namespaces=network.namespaces,
             )
-            yield from run_plan(plan, progress or NoProgress())
+            yield from run_plan(plan, progress or NoProgress(), network)
 
 
-def run_plan(plan: Plan, progress: Progress) -> Iterator[Row]:
+def run_plan(plan: Plan, progress: Progress, network: Network = _LOOPBACK) -> Iterator[Row]:
     """One number of ranks. Its workers live as long as this iterator."""
     Barrier.create(plan.directory / "barrier", plan.ranks)
+    Barrier.create(plan.directory / "gate", plan.ranks + 1)
+    gate = Barrier(plan.directory / "gate", plan.ranks, plan.ranks + 1)
+    counted = network.wire_bytes()
     total = plan.steps_per_count * len(plan.counts)
     rounds: dict[str, list[Round]] = {name: [] for name in plan.sides}
     progress.step(f"{plan.ranks} ranks, starting", 0, total)
     with Workers(plan.ranks, measure, (plan,)) as workers:
         for done, by_rank in enumerate(_in_step(workers, plan.ranks), start=1):
             count = plan.counts[by_rank[0].count_index]
-            judged = judge(by_rank, count)
+            before, counted = counted, network.wire_bytes()
+            gate.wait()
+            sent = None if counted is None or before is None else counted - before
+            judged = judge(by_rank, count, sent)
             if by_rank[0].round_index != WARMUP:
                 rounds[by_rank[0].side].append(judged)
             progress.step(f"{plan.ranks} ranks, {4 * count} bytes", done, total)

@@ -24,6 +24,8 @@ class Round:
     """The mean over ranks."""
     nmse: tuple[float, ...]
     """The worst rank's."""
+    wire_bytes: float | None = None
+    """Per op, of frames that left the switch, on a testbed."""
 
     @property
     def p50_s(self) -> float:
@@ -53,6 +55,15 @@ class Figures:
     @property
     def p99_s(self) -> float:
         return percentile([t for r in self.rounds for t in r.slowest_s], 99)
+
+    @property
+    def max_s(self) -> float:
+        return percentile([t for r in self.rounds for t in r.slowest_s], 100)
+
+    @property
+    def wire_bytes(self) -> float | None:
+        counted = [r.wire_bytes for r in self.rounds if r.wire_bytes is not None]
+        return median(counted) if counted else None
 
     @property
     def algbw(self) -> float:
@@ -93,8 +104,11 @@ def percentile(values: list[float] | tuple[float, ...], q: float) -> float:
     return float(np.percentile(values, q, method="inverted_cdf"))
 
 
-def judge(by_rank: list[Samples], count: int) -> Round:
-    """Put the ranks' samples together. Raises WrongResultError when a delivered op is wrong on any rank."""
+def judge(by_rank: list[Samples], count: int, wire_bytes: int | None = None) -> Round:
+    """Put the ranks' samples together, with what the step sent.
+
+    Raises WrongResultError when a delivered op is wrong on any rank.
+    """
     side = by_rank[0].side
     ops = list(zip(*(samples.ops for samples in by_rank), strict=True))
     for op_index, op in enumerate(ops):
@@ -109,6 +123,7 @@ def judge(by_rank: list[Samples], count: int) -> Round:
         slowest_s=tuple(max(sample.elapsed_s for sample in op) for op in ops),
         delivered=tuple(float(np.mean([sample.delivered for sample in op])) for op in ops),
         nmse=tuple(max(sample.nmse for sample in op) for op in ops),
+        wire_bytes=None if wire_bytes is None else wire_bytes / len(ops),
     )
 
 
@@ -116,3 +131,10 @@ def ratio(other: Figures, own: Figures, q: float) -> Ratio:
     """How many times longer the other side takes, at percentile q of each round."""
     pairs = zip(other.rounds, own.rounds, strict=True)
     return Ratio(tuple(percentile(o.slowest_s, q) / percentile(t.slowest_s, q) for o, t in pairs))
+
+
+def wire_ratio(other: Figures, own: Figures) -> Ratio | None:
+    """How many times more bytes the other side puts on the wire."""
+    pairs = [(o.wire_bytes, t.wire_bytes) for o, t in zip(other.rounds, own.rounds, strict=True)]
+    ratios = [o / t for o, t in pairs if o is not None and t]
+    return Ratio(tuple(ratios)) if ratios else None

@@ -1,7 +1,8 @@
-"""The two things that are compared, behind one interface: average this array, say what of it arrived."""
+"""The things that are compared, behind one interface: average this array, say what of it arrived."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -68,6 +69,49 @@ class GlooSide:
 
     def close(self) -> None:
         self._group.close()
+
+
+class CompressedSide:
+    """Gloo under one of torch's hooks that compress."""
+
+    def __init__(self, hook: str, nmse: float, rank: int, ranks: int, directory: Path) -> None:
+        from tailcut.pytorch.gloo import CompressedGlooGroup
+
+        self._group = CompressedGlooGroup(rank, ranks, directory / hook, hook)
+        self._nmse = nmse
+
+    def allreduce(self, array: npt.NDArray[np.float32]) -> None:
+        self._group.allreduce(array)
+
+    def nmse_tolerance(self) -> float:
+        return self._nmse
+
+    def close(self) -> None:
+        self._group.close()
+
+
+# The arrays' values are uniform: rounding errs by at most half a unit in the last place, once on the way in
+# and at every addition.
+def fp16_side(rank: int, ranks: int, directory: Path, config: Config) -> Side:
+    return CompressedSide("fp16", ranks**3 * 2.0**-22, rank, ranks, directory)
+
+
+def bf16_side(rank: int, ranks: int, directory: Path, config: Config) -> Side:
+    return CompressedSide("bf16", ranks**3 * 2.0**-16, rank, ranks, directory)
+
+
+def powersgd_side(rank: int, ranks: int, directory: Path, config: Config) -> Side:
+    # It promises nothing of one step: what it leaves out comes in later ones.
+    return CompressedSide("powersgd", math.inf, rank, ranks, directory)
+
+
+SIDES: dict[str, OpenSide] = {
+    "tailcut": TailcutSide,
+    "gloo": GlooSide,
+    "fp16": fp16_side,
+    "bf16": bf16_side,
+    "powersgd": powersgd_side,
+}
 
 
 def delivered_frac(report: Report | None, rank: int) -> float:

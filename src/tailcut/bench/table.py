@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from tailcut.bench.allreduce import Options, Row
-from tailcut.bench.figures import Figures, Ratio, ratio
+from tailcut.bench.figures import Figures, Ratio, ratio, wire_ratio
 
 
 def header(options: Options) -> str:
@@ -41,6 +41,26 @@ def line(row: Row) -> str:
     return text + f"{100 * own.delivered:>13.5g}{own.nmse:>13.2g}"
 
 
+def details(row: Row) -> list[str]:
+    """On a testbed, below a row: what the network carried, and how long the longest op was."""
+    own, *others = row.sides.values()
+    if own.wire_bytes is None:
+        return []
+    lines = [
+        f"{name:>12}: {figures.wire_bytes / 1e6:.2f} MB on the wire, longest {1e3 * figures.max_s:.1f} ms, "
+        f"{100 * figures.delivered:.5g} % delivered, NMSE {figures.nmse:.2g}"
+        for name, figures in row.sides.items()
+        if figures.wire_bytes is not None
+    ]
+    for other in others:
+        on_wire = wire_ratio(other, own)
+        lines.append(
+            f"{'ratios':>12}: longest {_spread(ratio(other, own, 100))}"
+            + (f", bytes on the wire {_spread(on_wire)}" if on_wire else "")
+        )
+    return lines
+
+
 def as_json(
     options: Options, machine: dict[str, Any], memcpy_bytes_per_s: float, rows: list[Row]
 ) -> dict[str, Any]:
@@ -62,7 +82,16 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "size_bytes": row.size_bytes,
         "count": own.count,
         "sides": {name: _figures_as_json(figures) for name, figures in row.sides.items()},
-        "ratio": {f"p{q}": _ratio_as_json(ratio(others[0], own, q)) for q in (50, 99)} if others else None,
+        "ratio": _ratios_as_json(others[0], own) if others else None,
+    }
+
+
+def _ratios_as_json(other: Figures, own: Figures) -> dict[str, Any]:
+    on_wire = wire_ratio(other, own)
+    return {
+        **{f"p{q}": _ratio_as_json(ratio(other, own, q)) for q in (50, 99)},
+        "max": _ratio_as_json(ratio(other, own, 100)),
+        "wire_bytes": _ratio_as_json(on_wire) if on_wire else None,
     }
 
 
@@ -70,6 +99,8 @@ def _figures_as_json(figures: Figures) -> dict[str, Any]:
     return {
         "p50_s": figures.p50_s,
         "p99_s": figures.p99_s,
+        "max_s": figures.max_s,
+        "wire_bytes": figures.wire_bytes,
         "algbw_bytes_per_s": figures.algbw,
         "busbw_bytes_per_s": figures.busbw,
         "delivered_frac": figures.delivered,

@@ -5,6 +5,8 @@ Owns the order of things in a worker; judges nothing.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,6 +43,8 @@ class Plan:
     sides: dict[str, OpenSide]
     config: Config
     directory: Path
+    namespaces: tuple[Path, ...] = ()
+    """On a testbed: each rank's network namespace."""
 
     def schedule(self) -> Iterator[tuple[int, int, str]]:
         """``(count_index, round, side)`` in order; every second round the sides change places."""
@@ -107,6 +111,9 @@ class Source:
 
 def measure(rank: int, send: Send, plan: Plan) -> None:
     """The worker's entry: sends one Samples for each step of the plan's schedule."""
+    if plan.namespaces:
+        _enter_network(plan.namespaces[rank])
+    gate = Barrier(plan.directory / "gate", rank, plan.ranks + 1)
     barrier = Barrier(plan.directory / "barrier", rank, plan.ranks)
     sides = {
         name: open_side(rank, plan.ranks, plan.directory, plan.config)
@@ -121,8 +128,22 @@ def measure(rank: int, send: Send, plan: Plan) -> None:
         ops = plan.warmup if round_index == WARMUP else plan.iters[index]
         samples = [_one_op(sides[name], rank, bucket, source, barrier) for _ in range(ops)]
         send(Samples(index, round_index, name, tuple(samples)))
+        gate.wait()  # for the parent, who may read counters between the steps
     for side in sides.values():
         side.close()
+
+
+def _enter_network(namespace: Path) -> None:
+    """Of this thread and those that it will start."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if libc.setns(descriptor, 0) != 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), str(namespace))
+    finally:
+        os.close(descriptor)
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
 
 
 def _one_op(side: Side, rank: int, bucket: Vector, source: Source, barrier: Barrier) -> Sample:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from types import FrameType
 
-from tailcut.cli import bench, demo, doctor
+from tailcut.cli import bench, demo, doctor, testbed
 from tailcut.errors import TailcutError
 
 EXIT_ERROR = 2
@@ -18,7 +18,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its status, 2 after an error that was explained, or 130 after Ctrl-C."""
-    options = _parser().parse_args(arguments)
+    options = _parsed(sys.argv[1:] if arguments is None else list(arguments))
     before = signal.signal(signal.SIGTERM, _leave_tidily)
     try:
         status: int | None = options.run(options)
@@ -31,6 +31,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return status or 0
+
+
+def _parsed(words: list[str]) -> argparse.Namespace:
+    """What stands after ``--`` is a command for others, and its options are not looked at."""
+    own, command = words, None
+    if "--" in words:
+        place = words.index("--")
+        own, command = words[:place], words[place + 1 :]
+    parser = _parser()
+    options = parser.parse_args(own)
+    if command is not None and not hasattr(options, "command"):
+        parser.error(f"unrecognized arguments: {' '.join(words[place:])}")
+    options.command = command or []
+    return options
 
 
 def _leave_tidily(number: int, frame: FrameType | None) -> None:
@@ -46,4 +60,5 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_command(commands)
     bench.add_command(commands)
     doctor.add_command(commands)
+    testbed.add_command(commands)
     return parser

@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING
 from tailcut.bench import codec_table, machine, table
 from tailcut.bench.allreduce import DEFAULT_SIZES, Options, Row, run
 from tailcut.bench.codec import DEFAULT_SIZE_BYTES, CodecOptions, Step, run_codec
+from tailcut.bench.network import EmulatedNetwork, LocalNetwork, Network
+from tailcut.bench.sides import SIDES
 from tailcut.cli.sizes import size_bytes
 from tailcut.config import Config
 from tailcut.errors import ConfigError
+from tailcut.testbed import Testbed, character, load_scenario
+from tailcut.testbed.privilege import become_root_of_a_namespace
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -30,13 +34,13 @@ def add_command(commands: Commands) -> None:
 def _add_allreduce(benchmarks: Commands) -> None:
     parser = benchmarks.add_parser(
         "allreduce",
-        help="time per op over bucket sizes, on local workers",
-        description="Averages buckets over local worker processes and checks every result on every rank. "
-        "Times are those of the slowest rank of each op, after a barrier.",
+        help="time per op over bucket sizes, on local workers or on a testbed",
+        description="Averages buckets over worker processes and checks every result on every rank. Times are "
+        "those of the slowest rank of each op, after a barrier. With --testbed each is on a host of its own.",
     )
     parser.set_defaults(run=_run_allreduce)
     add = parser.add_argument
-    add("--ranks", type=_integers, default=(4,), metavar="N[,N...]", help="workers (default: 4)")
+    add("--ranks", type=_integers, metavar="N[,N...]", help="workers (default: 4, or a scenario's hosts)")
     add(
         "--sizes",
         type=_sizes,
@@ -47,7 +51,12 @@ def _add_allreduce(benchmarks: Commands) -> None:
     add("--iters", type=int, metavar="N", help="timed ops per round (default: 100, fewer for large buckets)")
     add("--warmup", type=int, default=3, metavar="N", help="ops before a size's first round (default: 3)")
     add("--rounds", type=int, default=7, metavar="N", help="rounds; each gives one ratio (default: 7)")
-    add("--against", choices=["gloo"], help="measure this too, in the same processes, taking turns")
+    add(
+        "--against",
+        choices=[name for name in SIDES if name != "tailcut"],
+        help="measure this too, in the same processes, taking turns: Gloo, or a hook of torch's over it",
+    )
+    add("--testbed", metavar="SCENARIO", help="on the hosts of a scenario (see tailcut testbed)")
     add("--json", type=Path, metavar="FILE", help="write everything to FILE")
     config = parser.add_argument_group("configuration of the group (see tailcut.Config)")
     config.add_argument("--deadline", type=float, metavar="SECONDS", help="hard end of an op")
@@ -59,8 +68,9 @@ def _add_allreduce(benchmarks: Commands) -> None:
 
 
 def _run_allreduce(arguments: argparse.Namespace) -> None:
+    scenario = load_scenario(arguments.testbed, **_hosts(arguments)) if arguments.testbed else None
     options = Options(
-        ranks=arguments.ranks,
+        ranks=(scenario.hosts,) if scenario else arguments.ranks or (4,),
         sizes_bytes=arguments.sizes,
         iters=arguments.iters,
         warmup=arguments.warmup,
@@ -70,6 +80,26 @@ def _run_allreduce(arguments: argparse.Namespace) -> None:
     )
     if arguments.json is not None:
         _check_writable(arguments.json)
+    if scenario is None:
+        _measure_allreduce(arguments, options, LocalNetwork())
+        return
+    become_root_of_a_namespace()
+    with Testbed.up(scenario) as testbed:
+        print(f"# {testbed.summary()}", flush=True)
+        for line in character.measure(testbed).lines():
+            print(f"# {line}", flush=True)
+        _measure_allreduce(arguments, options, EmulatedNetwork(testbed))
+
+
+def _hosts(arguments: argparse.Namespace) -> dict[str, int]:
+    if arguments.ranks is None:
+        return {}
+    if len(arguments.ranks) != 1:
+        raise ConfigError("a testbed has one number of hosts: give --ranks one")
+    return {"hosts": arguments.ranks[0]}
+
+
+def _measure_allreduce(arguments: argparse.Namespace, options: Options, network: Network) -> None:
     facts = machine.describe()
     copied = machine.memcpy_bytes_per_s(machine.cores())
     rows: list[Row] = []
@@ -77,13 +107,13 @@ def _run_allreduce(arguments: argparse.Namespace) -> None:
     print(f"# {facts['cpu']}, {facts['cores']} cores, Linux {facts['kernel']}")
     print(f"# memcpy on all cores: {copied / 1e9:.1f} GB/s")
     try:
-        with closing(run(options, progress)) as results:
+        with closing(run(options, progress, network)) as results:
             for row in results:
                 progress.clear()
                 if not rows or rows[-1].ranks != row.ranks:
                     print(_title(options, row.ranks, copied))
                     print(table.header(options))
-                print(table.line(row), flush=True)
+                print("\n".join([table.line(row), *table.details(row)]), flush=True)
                 rows.append(row)
     finally:
         progress.clear()

@@ -1,0 +1,75 @@
+"""Other people's traffic: bursts to every port, at seeded times. Runs inside the background's namespace.
+
+Their destinations do not exist: the frames load the link of a port, and its host does not look at them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import random
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+SO_SNDBUFFORCE = 32  # asm-generic/socket.h
+SEND_BUFFER_BYTES = 64 << 20
+DISCARD_PORT = 9
+"""Below the ports of the trimmable class by default."""
+
+
+def burst_times(seed: int, ports: int, gap_min_s: float, gap_mean_s: float) -> Iterator[tuple[float, int]]:
+    """``(at_s, port)`` in order, without end."""
+
+    def times(port: int) -> Iterator[tuple[float, int]]:
+        chance = random.Random(f"{seed}/bursts/{port}")
+        at_s = 0.0
+        while True:
+            at_s += gap_min_s + chance.expovariate(1 / gap_mean_s)
+            yield at_s, port
+
+    return heapq.merge(*(times(port) for port in range(ports)))
+
+
+class Cannon:
+    """Sends a burst at once, whatever one socket may have in flight: if need be, by several."""
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def fire(self, address: str, burst_bytes: int, payload: bytes) -> None:
+        left, place = burst_bytes, 0
+        while left > 0:
+            if place == len(self._sockets):
+                self._sockets.append(_large_socket())
+            try:
+                self._sockets[place].sendto(payload, (address, DISCARD_PORT))
+            except BlockingIOError:
+                place += 1
+            else:
+                left -= len(payload)
+
+
+def _large_socket() -> socket.socket:
+    opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    opened.setblocking(False)
+    with suppress(PermissionError):
+        opened.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, SEND_BUFFER_BYTES)
+    return opened
+
+
+def main(arguments: Sequence[str]) -> None:
+    order = json.loads(arguments[0])
+    addresses = order["addresses"]
+    payload = bytes(order["payload_bytes"])
+    cannon = Cannon()
+    start_s = time.monotonic()
+    for at_s, port in burst_times(order["seed"], len(addresses), order["gap_min_s"], order["gap_mean_s"]):
+        time.sleep(max(0.0, start_s + at_s - time.monotonic()))
+        cannon.fire(addresses[port], order["burst_bytes"], payload)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
