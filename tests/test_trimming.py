@@ -82,10 +82,10 @@ def chances_of(granules: int) -> np.ndarray:
 
 
 def predicted_nmse(ranks: int) -> float:
-    """Of ``trim-50`` at 16 planes: packets hold 11 granules, and 166 bytes are left of a trimmed one's payload.
+    """Of ``trim-50`` at 16 planes: packets hold 11 granules, and 166 bytes are left of a payload.
 
-    That is plane 1 and nine granules of plane 2; of a mean, which is far from Gaussian and so carries its gains,
-    16 bytes less. Independent vectors of unit variance: decoding b bits gives w·z + e with Var e = w(1 - w).
+    That is plane 1 and nine granules of plane 2; of a mean, which is far from Gaussian and so carries its
+    gains, 16 bytes less. Independent vectors of unit variance: b bits give w·z + e with Var e = w(1 - w).
     """
     weight = np.array([W[16], W[2], W[1]])
     random = np.random.default_rng(0)
