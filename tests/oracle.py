@@ -64,7 +64,7 @@ class PlanesValues:
             (begin, n, block_key(scenario.seed, seq, shard, k))
             for k, (begin, n) in enumerate(_native.codec_blocks(length))
         ]
-        self._checked = scenario.trim == 0 and scenario.planes == 16
+        self._checked = scenario.trim == 0 and scenario.planes == 16 and not scenario.planes_by_rank
         self._padded = sum(n for _, n, _ in self._blocks)
 
     def mean(self, shares: list[np.ndarray], masks: list[np.ndarray]) -> np.ndarray:

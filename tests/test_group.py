@@ -285,3 +285,11 @@ def test_closing_leaves_no_thread_and_no_descriptor(tmp_path: Path) -> None:
     assert counts() != before
     group.close()
     assert counts() == before
+
+
+def test_a_rank_alone_keeps_its_vector_whatever_the_codec(tmp_path: Path) -> None:
+    with Group(0, 1, FileStore(tmp_path), Config(codec="planes", planes=1)) as group:
+        vector = np.random.default_rng(0).standard_normal(1000, np.float32)
+        expected = vector.copy()
+        group.allreduce(vector).wait()
+    assert vector.tobytes() == expected.tobytes()

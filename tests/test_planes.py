@@ -164,6 +164,36 @@ def test_five_percent_of_the_packets_lost() -> None:
     assert 0.005 < nmse(simulation.results[0][0], inputs[0]) <= 0.055
 
 
+@pytest.mark.parametrize(
+    ("equal", "faults"),
+    [
+        (1, {"planes_by_rank": {0: 1}}),
+        (4, {"planes_by_rank": {0: 2}}),
+        (1, {"trim": 0.5, "trim_to_bytes": HEADER + 144}),
+    ],
+    ids=["a spike in one plane", "four coordinates in two planes", "a spike, trimmed"],
+)
+def test_a_coarse_mean_of_fine_lattices_is_unbiased(equal: int, faults: dict) -> None:
+    """Few equal coordinates rotate to few values, and so does their mean: nominal gains are off by 25 %."""
+    length, gains = 4096, []
+    inputs = [np.zeros(length, np.float32) for _ in range(2)]
+    for k in range(equal):
+        for x in inputs:
+            x[[7 + 5 * k, 2048 + 9 * k]] = 1
+    for seed in range(60):
+        simulation = simulate(scenario(ranks=2, length=length, seed=seed, **faults), [inputs])
+        gains += [gain(result, inputs[0]) for result in simulation.results[0]]
+    assert np.mean(gains) == pytest.approx(1, abs=0.02)
+
+
+def test_granules_with_few_contributions_are_not_clipped() -> None:
+    """A tenth of the contributions comes too late: a granule of one rank alone has four times the spread."""
+    late = {"bytes_per_s": 4e7, "deadline_s": 0.04}
+    simulation = simulate(scenario(ranks=16, length=16 * BLOCK, **late))
+    assert any(any(report.scatter_lost) for rank in range(16) for report in simulation.reports(rank))
+    oracle.check(simulation)
+
+
 # ---- fates -----------------------------------------------------------------------------------------------
 def test_a_trimmed_packet_is_not_waited_for() -> None:
     """Every packet keeps its first plane only: coarser, and on time."""
@@ -173,6 +203,15 @@ def test_a_trimmed_packet_is_not_waited_for() -> None:
     assert report.elapsed_s < 0.1
     assert report.trimmed_packets == report.received_packets
     assert nmse(simulation.results[0][0], mean_of(simulation)) < 3 * unbiased_nmse(1)
+
+
+@pytest.mark.parametrize("packet_bytes", [1424, 8900])
+def test_trimming_does_not_hold_up_credit(packet_bytes: int) -> None:
+    """The source has charged whole packets: what is left of them must settle as much."""
+    link = {"packet_bytes": packet_bytes, "trim_bytes": 256, "bytes_per_s": 1.25e9, "delay_s": 2e-5}
+    whole = simulate(scenario(length=16 * BLOCK, deadline_s=5.0, **link))
+    cut = simulate(scenario(length=16 * BLOCK, deadline_s=5.0, trim=1.0, trim_to_bytes=214, **link))
+    assert cut.reports(0)[0].elapsed_s <= 1.1 * whole.reports(0)[0].elapsed_s
 
 
 def test_a_rank_that_enters_late_finds_the_same_bits() -> None:

@@ -70,7 +70,8 @@ Gains measure_gains(std::span<const float> z, const Scale& scale, std::uint64_t 
         const double r = held[b] / (whole * (1 - kDistortion[b])) - 1;
         gains.deviation[b] = to_half(static_cast<float>(std::clamp(r, -0.96875, 4095.0)));
     }
-    if (gains.deviation[1] == 0) gains.deviation[1] = 1;  // measured, and zero: as good as
+    if (gains.deviation[1] <= kNominalGain)
+        gains.deviation[1] = kNominalGain + 1;  // measured, and zero: as good as
     return gains;
 }
 

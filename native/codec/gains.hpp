@@ -21,6 +21,9 @@ namespace tailcut::codec {
 
 inline constexpr int kMeasuredBits = wire::kMeasuredPlanes;
 
+// r_1 of a block that is Gaussian and yet sends gains: as good as 0, and not 0.
+inline constexpr std::uint16_t kNominalGain = 1;
+
 struct Gains {
     std::array<std::uint16_t, kMeasuredBits + 1> deviation{};  // r_b by b, fp16
 

@@ -15,6 +15,7 @@ namespace {
 constexpr float kEnough = 4096;
 // Mean squares between which neither Σx² nor Σx⁴ of a block leaves the normal range.
 constexpr float kLeast = 0x1p-56f, kMost = 0x1p56f;
+constexpr float kFar = 5;  // σ; further out cells are wide, and at 6.7 the code ends
 constexpr std::size_t kLanes = 16;
 
 float largest(std::span<const float> x) {
@@ -80,18 +81,22 @@ Scale rotate_and_scale(std::span<const float> in, std::span<float> out, std::uin
     return scale_from(sums.squares / n, -exponent, gaussian(sums));
 }
 
-Scale scale_of_mean(std::span<float> z, std::size_t present, bool fine) {
+Scale scale_of_mean(std::span<float> z, std::size_t present, bool gaussian, bool even) {
     if (present == 0) return {};
-    const auto n = static_cast<float>(present);
-    const float mean_square = sum_of_squares(z) / n;
-    if (mean_square > kLeast && mean_square < kMost) return scale_from(mean_square, 0, fine);
+    const auto mean_square = [&] {
+        const float square = sum_of_squares(z) / static_cast<float>(present);
+        const float within = even ? 0 : largest(z) / kFar;
+        return std::max(square, within * within);
+    };
+    if (const float square = mean_square(); square > kLeast && square < kMost)
+        return scale_from(square, 0, gaussian && even);
     const float peak = largest(z);
     if (!(peak < std::numeric_limits<float>::infinity())) return non_finite_scale();
     if (peak == 0) return {};
     int exponent;
     std::frexp(peak, &exponent);
     times_power_of_two(z, z, -exponent);
-    return scale_from(sum_of_squares(z) / n, -exponent, fine);
+    return scale_from(mean_square(), -exponent, gaussian && even);
 }
 
 }  // namespace tailcut::codec

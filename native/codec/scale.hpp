@@ -19,9 +19,10 @@ struct Scale {
 // is in `out`, and sigma for the block as it was.
 Scale rotate_and_scale(std::span<const float> in, std::span<float> out, std::uint64_t key);
 
-// The scale of a mean in the rotated domain, over `present` coordinates; the others are zeros. A mean of few coarse
-// values is far from Gaussian: never taken for it unless `fine` says that the values have 9 bits or more.
-// As above, z may be brought to the middle of the range.
-Scale scale_of_mean(std::span<float> z, std::size_t present, bool fine);
+// The scale of a mean in the rotated domain, over `present` coordinates; the others are zeros. It is taken for Gaussian
+// if what it is the mean of is. Unless it is `even`, over the same ranks everywhere, some of its granules spread more
+// than others, and the scale is so large that the code holds those too. As above, z may be brought to the middle of the
+// range.
+Scale scale_of_mean(std::span<float> z, std::size_t present, bool gaussian, bool even);
 
 }  // namespace tailcut::codec

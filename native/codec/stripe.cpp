@@ -30,7 +30,8 @@ std::vector<PlanesHead> encode_stripe(const RotatedStripe& stripe, std::span<con
                                       const BlockKeys& keys, int planes, std::byte* slots) {
     const auto far_from_gaussian = [](const Scale& scale) { return !scale.gaussian && scale.unit != 0; };
     Gains nominal;
-    if (std::any_of(stripe.scales.begin(), stripe.scales.end(), far_from_gaussian)) nominal.deviation[1] = 1;
+    if (std::any_of(stripe.scales.begin(), stripe.scales.end(), far_from_gaussian))
+        nominal.deviation[1] = kNominalGain;
     std::vector<Gains> gains;
     std::vector<PlanesHead> heads;
     for (std::size_t b = 0; b < stripe.blocks.size(); ++b) {

@@ -22,8 +22,8 @@ namespace {
 constexpr std::size_t kMaxSegments = 44;  // one kernel traversal: at most 64 segments and 64 KiB
 constexpr std::size_t kControlBytes = CMSG_SPACE(sizeof(std::uint16_t)) + CMSG_SPACE(sizeof(int));
 
-// 2 MiB as the kernel counts, which is 910 packets of MTU 1500: fewer than the 1,000 that interfaces queue by default.
-constexpr int kSendBufferBytes = 524288;
+// 1 MiB as the kernel counts, which is 455 packets of MTU 1500: well below the 1,000 that interfaces queue by default.
+constexpr int kSendBufferBytes = 512 * 1024;
 
 std::size_t datagram_bytes(const Outgoing& packet) { return wire::kHeaderBytes + packet.payload.size(); }
 

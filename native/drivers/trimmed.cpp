@@ -66,7 +66,8 @@ void TrimmedSocket::open(std::uint16_t port) {
     if (::setsockopt(descriptor, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) != 0)
         fail("SO_ATTACH_FILTER", descriptor);
     const int bytes = 4 << 20;
-    (void)::setsockopt(descriptor, SOL_SOCKET, SO_RCVBUFFORCE, &bytes, sizeof bytes);
+    if (::setsockopt(descriptor, SOL_SOCKET, SO_RCVBUFFORCE, &bytes, sizeof bytes) != 0)
+        (void)::setsockopt(descriptor, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
     sockaddr_ll any{};
     any.sll_family = AF_PACKET;
     any.sll_protocol = htons(ETH_P_IP);

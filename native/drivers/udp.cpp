@@ -55,6 +55,7 @@ void UdpLane::abandon() {
     (void)engine_.release();
     (void)endpoint_.release();
     (void)shared_.release();
+    (void)new std::vector<Outgoing>(std::move(batch_));
     socket_.close();
     trimmed_.close();
     if (wake_descriptor_ >= 0) ::close(std::exchange(wake_descriptor_, -1));
@@ -157,6 +158,7 @@ void UdpLane::run() {
     } catch (const std::bad_alloc&) {
         out_of_memory = true;
     }
+    batch_.clear();  // before the memory goes that its packets are in
     {
         const std::lock_guard lock(shared_->mutex);
         shared_->out_of_memory = out_of_memory;
@@ -174,6 +176,8 @@ void UdpLane::serve() {
         if (clock_now() >= endpoint_->next_timer()) {
             // After a freeze the socket is full of news: read it before concluding that nothing came.
             receive(socket_.receive_buffer_bytes());
+            while (receive_trimmed_packets() > 0) {
+            }
             endpoint_->advance(clock_now());
             busy = true;
         }
@@ -225,10 +229,15 @@ bool UdpLane::receive(std::size_t most_bytes) {
         });
         if (!more) break;
     }
-    const std::size_t cut = trimmed_.receive(
+    return receive_trimmed_packets() > 0 || bytes > 0;
+}
+
+std::size_t UdpLane::receive_trimmed_packets() {
+    const Time now = clock_now();
+    const std::size_t packets = trimmed_.receive(
         kTrimmedRound, [&](std::span<const std::byte> datagram) { endpoint_->receive(now, datagram); });
-    uncorrected_packets_ += cut;
-    return bytes > 0 || cut > 0;
+    uncorrected_packets_ += packets;
+    return packets;
 }
 
 // Asked before a batch is put together that would only be taken back.

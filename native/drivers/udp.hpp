@@ -75,6 +75,7 @@ private:
     void serve();
     void take_commands();
     bool receive(std::size_t most_bytes);
+    std::size_t receive_trimmed_packets();
     bool writable() const;
     bool send();
     void publish();

@@ -113,7 +113,10 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
         case wire::Type::kGoodbye:
             return on_goodbye(now, header);
         case wire::Type::kData:
-            const auto cost = static_cast<std::uint32_t>(datagram.size()) + kDatagramOverheadBytes;
+            // As the source has charged it, whatever a switch has left of it.
+            const auto cost =
+                static_cast<std::uint32_t>(wire::kHeaderBytes + wire::stated_payload_bytes(header)) +
+                kDatagramOverheadBytes;
             if (peer.received(cost, settings_.window_bytes)) {
                 peer.feedback_due = true;
                 mark_ready(header.source);

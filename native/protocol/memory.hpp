@@ -1,6 +1,7 @@
 // Memory of ops, in two accounts:
 //   the pool, of fixed size: what belongs to ops this rank has not reached, and what late peers may still need.
-//             When it is used up, take_pool() says so; that is all that the network can make a rank allocate.
+//             When it is used up, take_pool() says so; but for tables of what came, a fraction of it, that is all
+//             that the network can make a rank allocate.
 //   in flight: ops of the local rank. A pooled block moves here when its op is entered.
 // Freed blocks are kept for the next op, so that a steady state neither allocates nor touches fresh pages; used
 // and kept together never exceed the peak of what was used. Not thread-safe. Must outlive its blocks.

@@ -207,11 +207,12 @@ codec::Scale PlanesReduction::reduce_block(const codec::BlockSpan& block, std::s
     std::array<float, codec::kBlock / kGranule> weights{};
     const std::uint32_t granules = block.length / kGranule, begin = first_of(block);
     std::fill(sums.begin(), sums.end(), 0.0f);
-    bool fine = true;
+    bool gaussian = true;  // unless somebody's values are few: coarse, or those of a block far from Gaussian
     for (Rank rank = 0; rank < layout_.ranks; ++rank) {
         if (rank == context_.shape.self) {
             if (own.scales.empty()) continue;
             add_own(own.block(index), own.scales[index], sums);
+            gaussian = gaussian && (own.scales[index].gaussian || own.scales[index].unit == 0);
             for (std::uint32_t g = 0; g < granules; ++g) weights[g] += 1;
             continue;
         }
@@ -222,17 +223,19 @@ codec::Scale PlanesReduction::reduce_block(const codec::BlockSpan& block, std::s
             const codec::Cut cut =
                 codec::accumulate(piece.head, {slot(rank, piece.first), piece.payload_bytes},
                                   sums.subspan(at * kGranule), std::span(weights).subspan(at));
-            fine = fine && cut.bits >= codec::kMeasuredBits;
+            gaussian = gaussian && cut.bits >= codec::kMeasuredBits && !codec::far_from_gaussian(piece.head);
         }
     }
     std::uint32_t present = 0;
+    const bool even = std::all_of(weights.begin(), weights.begin() + granules,
+                                  [&](float weight) { return weight == weights[0]; });
     for (std::uint32_t g = 0; g < granules; ++g) {
         if (weights[g] == 0) continue;
         ++present;
         present_.set(begin + g, begin + g + 1);
         for (float& value : sums.subspan(g * kGranule, kGranule)) value /= weights[g];
     }
-    return codec::scale_of_mean(sums, std::size_t{present} * kGranule, fine);
+    return codec::scale_of_mean(sums, std::size_t{present} * kGranule, gaussian, even);
 }
 
 // The packets of a stripe without the granules that nobody delivered, and all of it as runs, in the order of sending.

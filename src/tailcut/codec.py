@@ -35,7 +35,8 @@ def encode(
 
     ``planes``: bits of a coordinate, 1 to 16; fewer are smaller and coarser. ``seed``: of the rotation; the
     errors of vectors with different seeds are independent. ``trim_bytes``: the shortest frame that a switch
-    leaves of a packet; coordinates per packet are so few that it holds the first plane. raw is exact fp32.
+    leaves of a packet; coordinates per packet are so few that it holds the first plane; 0: nothing trims. raw
+    is exact fp32.
     """
     if codec not in CODEC_IDS:
         raise ConfigError(f"codec={codec!r} is unknown; take one of {', '.join(map(repr, CODEC_IDS))}")
@@ -43,8 +44,8 @@ def encode(
         raise ConfigError(f"planes={planes} must be between 1 and 16 bits a coordinate")
     if packet_bytes > _MAX_DATAGRAM_BYTES:
         raise ConfigError(f"packet_bytes={packet_bytes} exceeds {_MAX_DATAGRAM_BYTES}, the largest datagram")
-    trimmed_bytes = trimmed_payload_bytes(trim_bytes)
-    if codec == "planes" and trimmed_bytes < 8:
+    trimmed_bytes = trimmed_payload_bytes(trim_bytes) if trim_bytes else 0
+    if codec == "planes" and trim_bytes and trimmed_bytes < 8:
         least = _FRAME_BYTES + _native.HEADER_BYTES + 8
         raise ConfigError(
             f"trim_bytes={trim_bytes} leaves no payload in a trimmed frame; {least} is the least"

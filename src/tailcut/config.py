@@ -73,8 +73,9 @@ class Config:
     planes if the ranks are on more than one host, where bytes cost more than time to encode. Agreed."""
 
     planes: int = _setting("planes", int, 16)
-    """Bits a coordinate, 1 to 16, of codec planes. 16 err by 1e-9 of the squared norm; fewer send less and
-    err more: 4 by 1 %, 1 by 57 % of each rank's vector (docs/codec.md)."""
+    """Bits a coordinate, 1 to 16, of codec planes. 16 err by 1e-9 of the squared norm of each block of 32,768
+    neighbours (coordinates far below it lose precision); fewer send less and err more: 4 by 1 %, 1 by 57 % of
+    each rank's vector (docs/codec.md)."""
 
     trim_bytes: int = _setting("trim_bytes", int, 256)
     """Shortest frame that a switch leaves of a trimmed packet: packets hold so few coordinates that it keeps

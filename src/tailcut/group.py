@@ -106,7 +106,8 @@ class Group:
         self.tag = roster.tag
         self.local_address = local_address(roster, self.rank)
         self.codec = _codec(config, roster)
-        trimming = _receive_trimmed(lanes) if self.codec == "planes" and roster.hosts > 1 else ""
+        may_be_trimmed = self.codec == "planes" and roster.hosts > 1 and config.trim_bytes > 0
+        trimming = _receive_trimmed(lanes) if may_be_trimmed else ""
         self._description = _describe(config, roster, self.rank, self.codec, buffer_bytes) + trimming
         for index, lane in enumerate(lanes):
             if self.codec == "planes":
@@ -296,6 +297,8 @@ os.register_at_fork(after_in_child=_abandon_all)
 
 def _codec(config: Config, roster: Roster) -> str:
     """What all ranks come to alike: they have the same roster."""
+    if len(roster.cards) == 1:  # the mean is the vector
+        return "raw"
     if config.codec != "auto":
         return config.codec
     return "planes" if roster.hosts > 1 else "raw"

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tailcut import _native
 from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
+from tailcut.config import LEAST_TRIM_BYTES
 from tailcut.errors import ConfigError, TailcutError
 from tailcut.policy.deadline import fixed_bounds
 from tailcut.report import Report, outcome_of
@@ -104,6 +105,12 @@ class Scenario:
         for planes in (self.planes, *self.planes_by_rank.values()):
             if not 1 <= planes <= 16:
                 raise ConfigError(f"planes={planes} must be between 1 and 16 bits a coordinate")
+        if 0 < self.trim_to_bytes <= _native.HEADER_BYTES:
+            raise ConfigError(f"trim_to_bytes={self.trim_to_bytes} leaves nothing behind the header")
+        if self.trim_bytes and self.trim_bytes < LEAST_TRIM_BYTES:
+            raise ConfigError(f"trim_bytes={self.trim_bytes} must be 0 or at least {LEAST_TRIM_BYTES}")
+        if self.packet_bytes < 256:
+            raise ConfigError(f"packet_bytes={self.packet_bytes} must be at least 256")
         if self.compute_s and np.shape(self.compute_s) != (self.ops, self.ranks):
             raise ConfigError(f"compute_s has shape {np.shape(self.compute_s)}, not (ops, ranks)")
 
