@@ -24,6 +24,8 @@ class Round:
     """The mean over ranks."""
     nmse: tuple[float, ...]
     """The worst rank's."""
+    trimmed: tuple[int, ...] = ()
+    """Packets, over all ranks."""
     wire_bytes: float | None = None
     """Per op, of frames that left the switch, on a testbed."""
 
@@ -64,6 +66,11 @@ class Figures:
     def wire_bytes(self) -> float | None:
         counted = [r.wire_bytes for r in self.rounds if r.wire_bytes is not None]
         return median(counted) if counted else None
+
+    @property
+    def trimmed(self) -> float:
+        """Packets per op, over all ranks."""
+        return float(np.mean([n for r in self.rounds for n in r.trimmed]))
 
     @property
     def algbw(self) -> float:
@@ -113,7 +120,7 @@ def judge(by_rank: list[Samples], count: int, wire_bytes: int | None = None) -> 
     ops = list(zip(*(samples.ops for samples in by_rank), strict=True))
     for op_index, op in enumerate(ops):
         wrong = [rank for rank, sample in enumerate(op) if not sample.correct]
-        if wrong and all(sample.delivered == 1.0 for sample in op):
+        if wrong and all(sample.delivered == 1.0 and sample.trimmed == 0 for sample in op):
             raise WrongResultError(
                 f"{side} returned a wrong result: {count} coordinates over {len(by_rank)} ranks, round "
                 f"{by_rank[0].round_index}, op {op_index}: everything was delivered, yet ranks {wrong} "
@@ -123,6 +130,7 @@ def judge(by_rank: list[Samples], count: int, wire_bytes: int | None = None) -> 
         slowest_s=tuple(max(sample.elapsed_s for sample in op) for op in ops),
         delivered=tuple(float(np.mean([sample.delivered for sample in op])) for op in ops),
         nmse=tuple(max(sample.nmse for sample in op) for op in ops),
+        trimmed=tuple(sum(sample.trimmed for sample in op) for op in ops),
         wire_bytes=None if wire_bytes is None else wire_bytes / len(ops),
     )
 

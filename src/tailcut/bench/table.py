@@ -48,7 +48,8 @@ def details(row: Row) -> list[str]:
         return []
     lines = [
         f"{name:>12}: {figures.wire_bytes / 1e6:.2f} MB on the wire, longest {1e3 * figures.max_s:.1f} ms, "
-        f"{100 * figures.delivered:.5g} % delivered, NMSE {figures.nmse:.2g}"
+        f"{100 * figures.delivered:.5g} % delivered, {figures.trimmed:.0f} packets trimmed, "
+        f"NMSE {figures.nmse:.2g}"
         for name, figures in row.sides.items()
         if figures.wire_bytes is not None
     ]
@@ -101,6 +102,7 @@ def _figures_as_json(figures: Figures) -> dict[str, Any]:
         "p99_s": figures.p99_s,
         "max_s": figures.max_s,
         "wire_bytes": figures.wire_bytes,
+        "trimmed_packets": figures.trimmed,
         "algbw_bytes_per_s": figures.algbw,
         "busbw_bytes_per_s": figures.busbw,
         "delivered_frac": figures.delivered,

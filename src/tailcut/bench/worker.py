@@ -67,7 +67,9 @@ class Sample:
     delivered: float
     nmse: float
     correct: bool
-    """Within the side's tolerance of the rank-order mean. False is an error if everything was delivered."""
+    """Within the side's tolerance of the rank-order mean. False is an error if everything came, and whole."""
+    trimmed: int = 0
+    """Packets that came shorter than they were sent."""
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,10 @@ def _one_op(side: Side, rank: int, bucket: Vector, source: Source, barrier: Barr
     report = side.allreduce(bucket)
     elapsed_s = time.perf_counter() - start
     barrier.wait()  # so that checking takes no processor from a rank whose op is still timed
+    trimmed = report.trimmed_packets if report else 0
     if np.array_equal(bucket, answer):
-        return Sample(elapsed_s, delivered_frac(report, rank), nmse=0.0, correct=True)
+        return Sample(elapsed_s, delivered_frac(report, rank), nmse=0.0, correct=True, trimmed=trimmed)
     # Not np.dot: the threads of its library go on spinning into the next op.
     nmse = float(np.square(bucket - answer).sum() / np.square(answer).sum())
     correct = nmse <= side.nmse_tolerance()  # also False for a NaN
-    return Sample(elapsed_s, delivered_frac(report, rank), nmse, correct)
+    return Sample(elapsed_s, delivered_frac(report, rank), nmse, correct, trimmed)
