@@ -84,6 +84,40 @@ def test_bench_prints_rows_and_writes_json(tmp_path, capsys):
     assert [len(r["slowest_s"]) for r in figures["rounds"]] == [2]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root for namespaces and BPF")
+def test_bench_on_a_testbed_counts_what_is_on_the_wire(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    rounds = ["--rounds", "5", "--iters", "2", "--warmup", "1", "--json", str(path)]
+    arguments = ["bench", "allreduce", "--testbed", "clean", "--sizes", "256K", "--against", "gloo", *rounds]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "# clean, 4 hosts at 200 Mbit/s" in shown
+    assert "MB on the wire" in shown
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["ranks"] == 4
+    # Each of four ranks sends 2 x 3/4 of the bucket: as fp32 by TCP, as 16 planes by tailcut; and headers.
+    assert row["sides"]["gloo"]["wire_bytes"] == pytest.approx(6 * 262144 * 1.06, rel=0.1)
+    assert row["sides"]["tailcut"]["wire_bytes"] == pytest.approx(3 * 262144 * 1.09, rel=0.1)
+    assert row["sides"]["tailcut"]["nmse"] < 1e-8
+    assert row["ratio"]["wire_bytes"]["median"] == pytest.approx(1.95, rel=0.1)
+
+
+@pytest.mark.parametrize(("hook", "most"), [("fp16", 1e-6), ("bf16", 1e-4), ("powersgd", 2.0)])
+def test_bench_against_the_hooks_of_torch(hook, most, tmp_path, capsys):
+    path = tmp_path / "run.json"
+    arguments = [*QUICK, "--rounds", "5", "--against", hook, "--json", str(path)]
+    assert main(arguments) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert 0 < row["sides"][hook]["nmse"] < most
+
+
+def test_bench_refuses_a_testbed_that_stops_its_processes(capsys):
+    assert main(["bench", "allreduce", "--testbed", "straggler"]) == 2
+    assert "tailcut testbed run straggler -- COMMAND" in capsys.readouterr().err
+    assert main(["bench", "allreduce", "--testbed", "clean", "--ranks", "2,4"]) == 2
+    assert "one number of hosts" in capsys.readouterr().err
+
+
 def test_errors_are_one_line_and_exit_with_2(capsys):
     assert main([*QUICK, "--deadline", "-1"]) == 2
     assert capsys.readouterr().err.startswith("tailcut: deadline_s=-1.0 must be above 0")

@@ -83,11 +83,17 @@ def _run_allreduce(arguments: argparse.Namespace) -> None:
     if scenario is None:
         _measure_allreduce(arguments, options, LocalNetwork())
         return
+    if scenario.freezes or scenario.kills:
+        raise ConfigError(
+            f"{scenario.name} stops processes, and a benchmark of the ones it stops compares nothing: "
+            f"tailcut testbed run {arguments.testbed} -- COMMAND does that to any script"
+        )
     become_root_of_a_namespace()
     with Testbed.up(scenario) as testbed:
         print(f"# {testbed.summary()}", flush=True)
         for line in character.measure(testbed).lines():
             print(f"# {line}", flush=True)
+        testbed.begin_faults()  # links that go down
         _measure_allreduce(arguments, options, EmulatedNetwork(testbed))
 
 
