@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import tailcut
 from tailcut import ConfigError, _native, codec
+from tests.measures import gain, nmse
 from tests.rotation import hadamard, signs_of
 
 D = _native.codec_distortion()
@@ -42,15 +43,6 @@ def spike(n: int) -> np.ndarray:
     x = np.zeros(n, np.float32)
     x[n // 3] = -2.5
     return x
-
-
-def nmse(got: np.ndarray, x: np.ndarray) -> float:
-    error = got.astype(np.float64) - x
-    return float(error @ error / (x.astype(np.float64) @ x))
-
-
-def gain(got: np.ndarray, x: np.ndarray) -> float:
-    return float(np.vdot(got, x) / np.vdot(x, x))
 
 
 def cut_to_planes(packet: bytes, planes: float) -> bytes:

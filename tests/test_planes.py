@@ -12,6 +12,8 @@ import pytest
 from tailcut import Config, ConfigError, Freeze, Scenario, Simulation, _native, simulate
 from tailcut.codec import unbiased_nmse
 from tests import oracle
+from tests.measures import gain, nmse
+from tests.rotation import mix
 
 BLOCK = _native.CODEC_BLOCK
 HEADER = _native.HEADER_BYTES
@@ -21,15 +23,6 @@ D = _native.codec_distortion()
 def scenario(**changes) -> Scenario:
     defaults = {"ranks": 4, "length": 4 * BLOCK, "codec": "planes", "packet_bytes": 1424, "record": True}
     return Scenario(**{**defaults, **changes})
-
-
-def nmse(got: np.ndarray, x: np.ndarray) -> float:
-    error = got.astype(np.float64) - x
-    return float(error @ error / (x.astype(np.float64) @ x))
-
-
-def gain(got: np.ndarray, x: np.ndarray) -> float:
-    return float(np.vdot(got, x) / np.vdot(x, x))
 
 
 def mean_of(simulation: Simulation, op: int = 0) -> np.ndarray:
@@ -282,17 +275,11 @@ def test_the_first_plane_fits_what_a_switch_leaves(planes: int, trim_bytes: int)
 def forged(first: int, count: int, codec: int = 1, planes: int = 4) -> bytes:
     header = _native.Header()
     header.codec, header.planes = codec, planes
-    header.group_tag = _group_tag(0)
+    header.group_tag = mix(0)  # as the simulator has it, of its seed
     header.source, header.shard = 1, next(s for s in range(2) if _native.owner_of(s, 0, 2, 0) == 0)
     header.bucket_len, header.first, header.count = 4 * BLOCK, first, count
     header.scale, header.stamp_us, header.entry_us = 1.0, 1, 0
     return header.pack() + bytes(header.stated_payload_bytes)
-
-
-def _group_tag(seed: int) -> int:
-    from tests.rotation import mix
-
-    return mix(seed)
 
 
 @pytest.mark.parametrize(

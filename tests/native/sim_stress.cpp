@@ -254,7 +254,9 @@ private:
              "seq ", seq_, " rank ", rank, ": a value that nobody sent");
         const auto none = [](std::uint32_t coords) { return coords == 0; };
         if (plan_.spec.trim > 0 || report.status != Status::kComplete || report.non_finite ||
-            !std::all_of(report.gather_missing.begin(), report.gather_missing.end(), none))
+            !std::all_of(report.gather_missing.begin(), report.gather_missing.end(), none) ||
+            // Of an owner that has said goodbye, what is still on its way counts as EMPTY too.
+            !std::all_of(report.gather_empty.begin(), report.gather_empty.end(), none))
             return;
         const auto [known, fresh] = complete_.try_emplace(report.bucket_len, &result);
         must(fresh || *known->second == result, "seq ", seq_, " rank ", rank,
