@@ -20,4 +20,12 @@ void BlockSum::rotate_back(std::span<float> z, std::span<float> out, std::uint64
     std::copy_n(z.begin(), out.size(), out.begin());
 }
 
+void BlockSum::rotate_back_bounded(std::span<float> z, std::span<float> out, std::uint64_t key) const {
+    constexpr double kMostUnbiasing = 4;
+    if (weight_ > 0)
+        rotate_back(z, out, key, std::min(unbiasing(z.size()), kMostUnbiasing));
+    else
+        std::fill(out.begin(), out.end(), 0.0f);
+}
+
 }  // namespace tailcut::codec

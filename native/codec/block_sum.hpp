@@ -25,6 +25,9 @@ public:
     // Rotates back, times `factor`. `z` holds zeros where nothing was added, and is lost; it may be `out`, which may be
     // shorter by what a shard's last block is longer than the shard.
     void rotate_back(std::span<float> z, std::span<float> out, std::uint64_t key, double factor) const;
+    // The same with the factor of an op: unbiased, but a block of which less than a quarter came is shrunk instead of
+    // blown up, whose error would exceed three times its norm; and zero if nothing came.
+    void rotate_back_bounded(std::span<float> z, std::span<float> out, std::uint64_t key) const;
 
 private:
     double weight_ = 0;

@@ -22,6 +22,9 @@ struct BlockSpan {
     std::uint32_t begin = 0;  // within the shard
     std::uint32_t length =
         0;  // a power of two, at least a granule; may end up to 63 coordinates after the shard
+
+    std::uint32_t first_granule() const { return begin / kGranule; }
+    std::uint32_t last_granule() const { return begin / kGranule + length / kGranule; }
 };
 
 class Blocks {

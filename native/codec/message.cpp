@@ -106,15 +106,9 @@ void Message::append_block(std::span<const float> z, const BlockSpan& block, con
         const std::uint32_t many = std::min(spec.packet_granules(), granules - g);
         const PlanesHead head = head_of(many, spec.planes, scale, gains);
         wire::Header header;
-        header.codec = wire::Codec::kPlanes;
-        header.planes = static_cast<std::uint8_t>(spec.planes);
         header.flags = scale.non_finite ? wire::kNonFinite : 0;
         header.bucket_len = n;
-        header.first = block.begin + g * kGranule;
-        header.count = static_cast<std::uint16_t>(std::min(many * kGranule, n - header.first));
-        header.scale = head.sigma;
-        header.gain_one = head.gain_one;
-        header.gain_full = head.gain_full;
+        put_run(head, block.first_granule() + g, n, header);
         codec::encode(z.subspan(g * kGranule, many * kGranule), head, scale, gains, key, g, append(header));
         g += many;
     }

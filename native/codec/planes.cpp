@@ -94,6 +94,16 @@ PlanesHead head_of(const wire::Header& header) {
             header.gain_full};
 }
 
+void put_run(const PlanesHead& head, std::uint32_t first, std::uint32_t shard_len, wire::Header& header) {
+    header.codec = wire::Codec::kPlanes;
+    header.planes = static_cast<std::uint8_t>(head.planes);
+    header.scale = head.sigma;
+    header.gain_one = head.gain_one;
+    header.gain_full = head.gain_full;
+    header.first = first * kGranule;
+    header.count = static_cast<std::uint16_t>(std::min(head.granules * kGranule, shard_len - header.first));
+}
+
 PlanesHead head_of(std::uint32_t granules, int planes, const Scale& scale, const Gains& gains) {
     return {granules, planes, scale.sigma, gains.at(1), gains.at(planes)};
 }

@@ -43,6 +43,8 @@ struct PlanesHead {
     std::size_t payload_bytes() const { return stride() * static_cast<std::size_t>(planes) + gain_bytes(); }
 };
 PlanesHead head_of(const wire::Header& header);
+// Its inverse, for a packet of a shard from granule `first` on.
+void put_run(const PlanesHead& head, std::uint32_t first, std::uint32_t shard_len, wire::Header& header);
 // Whether the packet's block was measured because it had to be. (1: it was not, but sends gains as its neighbours do.)
 inline bool far_from_gaussian(const PlanesHead& head) { return head.gain_one > kNominalGain; }
 PlanesHead head_of(std::uint32_t granules, int planes, const Scale& scale, const Gains& gains);

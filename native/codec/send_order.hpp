@@ -26,10 +26,8 @@ struct Stripe {
     std::vector<BlockSpan> blocks;
     std::vector<PacketRun> packets;  // in the order of sending
 
-    std::uint32_t first_granule() const { return blocks.front().begin / kGranule; }
-    std::uint32_t last_granule() const {
-        return blocks.back().begin / kGranule + blocks.back().length / kGranule;
-    }
+    std::uint32_t first_granule() const { return blocks.front().first_granule(); }
+    std::uint32_t last_granule() const { return blocks.back().last_granule(); }
 };
 
 class SendOrder {

@@ -55,6 +55,12 @@ struct OpContext {
     std::vector<float> stripe, own;  // planes: scratch for two stripes, as long as was needed so far
 };
 
+// A scratch vector, made as long as is needed.
+inline std::span<float> grown(std::vector<float>& scratch, std::size_t floats) {
+    if (scratch.size() < floats) scratch.resize(floats);
+    return std::span(scratch).first(floats);
+}
+
 // What this rank sends to the owners of the other shards. A step is the least that is sent at a time.
 class Contributions {
 public:
