@@ -16,24 +16,18 @@ struct Piece {
     std::span<const std::byte> payload;
 };
 
-std::optional<wire::Reject> check(const wire::Header& header, std::size_t payload_bytes, const Blocks& blocks,
-                                  std::uint32_t n) {
+std::optional<wire::Reject> check(const wire::Header& header, std::size_t payload_bytes, std::uint32_t n) {
     if (header.type != wire::Type::kData) return wire::Reject::kType;
     if (header.seq != 0) return wire::Reject::kSeq;
     if (header.bucket_len != n || header.shard != 0 || header.count == 0 || header.empty() ||
-        header.first % kGranule != 0 || payload_bytes > wire::stated_payload_bytes(header))
+        payload_bytes > wire::stated_payload_bytes(header) || !run_fits(header, n))
         return wire::Reject::kShape;
-    const std::uint64_t end = std::uint64_t{header.first} + header.count;
-    if (end > n || (header.count % kGranule != 0 && end != n)) return wire::Reject::kShape;
-    if (header.codec == wire::Codec::kRaw) return std::nullopt;
-    const BlockSpan block = blocks.of(header.first);
-    return end > std::uint64_t{block.begin} + block.length ? std::optional(wire::Reject::kShape)
-                                                           : std::nullopt;
+    return std::nullopt;
 }
 
 // The packets that can be used, by codec and by place; of two for one place, the longer first.
-std::vector<Piece> sorted(std::span<const std::span<const std::byte>> packets, const Blocks& blocks,
-                          std::uint32_t n, DecodeCounts& counts) {
+std::vector<Piece> sorted(std::span<const std::span<const std::byte>> packets, std::uint32_t n,
+                          DecodeCounts& counts) {
     std::vector<Piece> pieces;
     pieces.reserve(packets.size());
     const auto refuse = [&](wire::Reject reason) { ++counts.rejected[static_cast<std::size_t>(reason)]; };
@@ -44,7 +38,7 @@ std::vector<Piece> sorted(std::span<const std::span<const std::byte>> packets, c
             continue;
         }
         const auto payload = packet.subspan(wire::kHeaderBytes);
-        if (const auto reason = check(parsed.header, payload.size(), blocks, n))
+        if (const auto reason = check(parsed.header, payload.size(), n))
             refuse(*reason);
         else
             pieces.push_back({parsed.header, payload});
@@ -99,8 +93,7 @@ std::span<std::byte> Message::append(const wire::Header& header) {
 
 void Message::append_block(std::span<const float> z, const BlockSpan& block, const Scale& scale,
                            std::uint64_t key, std::uint32_t n, const MessageSpec& spec) {
-    const Gains gains =
-        scale.gaussian || scale.unit == 0 ? Gains{} : measure_gains(z, scale, key, spec.planes);
+    const Gains gains = scale.far_from_gaussian() ? measure_gains(z, scale, key, spec.planes) : Gains{};
     const std::uint32_t granules = block.length / kGranule;
     for (std::uint32_t g = 0; g < granules;) {
         const std::uint32_t many = std::min(spec.packet_granules(), granules - g);
@@ -155,7 +148,7 @@ DecodeCounts decode_message(std::span<const std::span<const std::byte>> packets,
     const auto n = static_cast<std::uint32_t>(out.size());
     const Blocks blocks(n);
     DecodeCounts counts;
-    const std::vector<Piece> pieces = sorted(packets, blocks, n, counts);
+    const std::vector<Piece> pieces = sorted(packets, n, counts);
     const BlockKeys keys(seed, 0, 0);
     std::vector<float> work(kBlock);
     auto next = pieces.begin();

@@ -30,4 +30,15 @@ struct PacketLimits {
     }
 };
 
+// Whether a header's run lies in a shard of this length: whole granules, but for the shard's end, and with planes all
+// of one block.
+inline bool run_fits(const wire::Header& header, std::uint32_t shard_len) {
+    const std::uint64_t end = std::uint64_t{header.first} + header.count;
+    if (header.first % kGranule != 0 || end > shard_len) return false;
+    if (header.count % kGranule != 0 && end != shard_len) return false;
+    if (header.codec != wire::Codec::kPlanes || header.empty()) return true;
+    const BlockSpan block = Blocks(shard_len).of(header.first);
+    return end <= std::uint64_t{block.begin} + block.length;
+}
+
 }  // namespace tailcut::codec

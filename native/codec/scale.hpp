@@ -12,6 +12,9 @@ struct Scale {
     int exponent = 0;         // the coordinates have been multiplied by 2^exponent
     bool gaussian = false;    // enough coordinates share the norm: the nominal gains hold
     bool non_finite = false;  // rule 10
+
+    // Its gains have to be measured.
+    bool far_from_gaussian() const { return !gaussian && unit != 0; }
 };
 
 // Rotates a block and finds its scale. `out` may be `in`. A block that is too large or too small for sums of fourth

@@ -28,15 +28,15 @@ RotatedStripe rotate_stripe(std::span<const float> shard, std::vector<BlockSpan>
 
 std::vector<PlanesHead> encode_stripe(const RotatedStripe& stripe, std::span<const PacketRun> runs,
                                       const BlockKeys& keys, int planes, std::byte* slots) {
-    const auto far_from_gaussian = [](const Scale& scale) { return !scale.gaussian && scale.unit != 0; };
     Gains nominal;
-    if (std::any_of(stripe.scales.begin(), stripe.scales.end(), far_from_gaussian))
+    if (std::any_of(stripe.scales.begin(), stripe.scales.end(),
+                    [](const Scale& scale) { return scale.far_from_gaussian(); }))
         nominal.deviation[1] = kNominalGain;
     std::vector<Gains> gains;
     std::vector<PlanesHead> heads;
     for (std::size_t b = 0; b < stripe.blocks.size(); ++b) {
         const Scale& scale = stripe.scales[b];
-        gains.push_back(far_from_gaussian(scale)
+        gains.push_back(scale.far_from_gaussian()
                             ? measure_gains(stripe.block(b), scale, keys.of(stripe.blocks[b]), planes)
                             : nominal);
         heads.push_back(head_of(0, planes, scale, gains.back()));

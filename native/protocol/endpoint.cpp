@@ -228,13 +228,7 @@ std::optional<wire::Reject> Endpoint::check_shape(const wire::Header& header,
     if (header.empty() && !gather) return wire::Reject::kShape;
 
     const std::uint32_t length = Layout{header.bucket_len, shape.ranks}.length(header.shard);
-    const std::uint64_t end = std::uint64_t{header.first} + header.count;
-    if (header.first % kGranule != 0 || end > length) return wire::Reject::kShape;
-    if (header.count % kGranule != 0 && end != length) return wire::Reject::kShape;
-    if (header.codec != wire::Codec::kPlanes || header.empty()) return std::nullopt;
-    const codec::BlockSpan block = codec::Blocks(length).of(header.first);  // of which all of the run must be
-    return end > std::uint64_t{block.begin} + block.length ? std::optional(wire::Reject::kShape)
-                                                           : std::nullopt;
+    return codec::run_fits(header, length) ? std::nullopt : std::optional(wire::Reject::kShape);
 }
 
 }  // namespace tailcut

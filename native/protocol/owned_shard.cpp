@@ -22,8 +22,7 @@ void OwnedShard::enter(Time now, float* bucket_shard, bool contributing, int pla
     values_->leave_pool();
     values_->take_over(runs_, bucket_shard);
     if (closed()) return;
-    values_->place(bucket_shard);
-    values_->encode_with(planes);
+    values_->enter(bucket_shard, planes);
     note_entry(shape_.self, now);
     if (!contributing) return abstain(shape_.self, now);
     arrived_[shape_.self].set(0, granules_);

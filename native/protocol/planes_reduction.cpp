@@ -107,7 +107,7 @@ codec::Scale PlanesReduction::reduce_block(const codec::BlockSpan& block, std::s
         if (rank == context_.shape.self) {
             if (own.scales.empty()) continue;
             add_own(own.block(index), own.scales[index], sums);
-            gaussian = gaussian && (own.scales[index].gaussian || own.scales[index].unit == 0);
+            gaussian = gaussian && !own.scales[index].far_from_gaussian();
             for (std::uint32_t g = 0; g < granules; ++g) weights[g] += 1;
             continue;
         }

@@ -43,8 +43,10 @@ public:
     }
     static std::size_t floats(const Layout& layout) { return layout.ranks * mean_floats(layout); }
 
-    void place(float* bucket_shard) override { bucket_shard_ = bucket_shard; }
-    void encode_with(int planes) override { planes_ = planes; }
+    void enter(float* bucket_shard, int planes) override {
+        bucket_shard_ = bucket_shard;
+        planes_ = planes;
+    }
     void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
     void save() override {}

@@ -28,8 +28,7 @@ public:
     RawReduction(const OpContext& context, Seq seq, const Layout& layout, Block memory);
     static std::size_t floats(const Layout& layout) { return layout.shard_stride() * layout.ranks; }
 
-    void place(float* bucket_shard) override { bucket_shard_ = bucket_shard; }
-    void encode_with(int) override {}
+    void enter(float* bucket_shard, int) override { bucket_shard_ = bucket_shard; }
     void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
     void save() override;

@@ -78,9 +78,8 @@ public:
 class Reduction {
 public:
     virtual ~Reduction() = default;
-    // Where the own contribution is, if there is one, and where the mean goes from now on; null: nowhere any more.
-    virtual void place(float* bucket_shard) = 0;
-    virtual void encode_with(int planes) = 0;
+    // Where the own contribution is, if there is one, and where the mean goes until leave(); and its planes.
+    virtual void enter(float* bucket_shard, int planes) = 0;
     // Granules [first, last) of a contribution. save() follows, and in between perhaps settle().
     virtual void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                        std::span<const std::byte> payload) = 0;
@@ -91,7 +90,7 @@ public:
                         std::vector<Run>& runs) = 0;
     // The next packet of a run, cut to what is left of it: fills in payload, place and codec, returns its granules.
     virtual std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const = 0;
-    // Writes the mean of these runs, which became final before place().
+    // Writes the mean of these runs, which became final before enter().
     virtual void take_over(std::span<const Run> runs, float* bucket_shard) const = 0;
     // The caller takes its shard back; `needed`: a peer still has to be sent some of the mean.
     virtual void leave(bool needed) = 0;

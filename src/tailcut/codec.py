@@ -44,7 +44,7 @@ def encode(
         raise ConfigError(f"planes={planes} must be between 1 and 16 bits a coordinate")
     if packet_bytes > _MAX_DATAGRAM_BYTES:
         raise ConfigError(f"packet_bytes={packet_bytes} exceeds {_MAX_DATAGRAM_BYTES}, the largest datagram")
-    trimmed_bytes = trimmed_payload_bytes(trim_bytes) if trim_bytes else 0
+    trimmed_bytes = trimmed_payload_bytes(trim_bytes)
     if codec == "planes" and trim_bytes and trimmed_bytes < 8:
         least = _FRAME_BYTES + _native.HEADER_BYTES + 8
         raise ConfigError(
@@ -86,8 +86,8 @@ def unbiased_nmse(planes: int) -> float:
 
 
 def trimmed_payload_bytes(trim_bytes: int) -> int:
-    """What a switch that trims frames to so many bytes leaves of a payload."""
-    return trim_bytes - _FRAME_BYTES - _native.HEADER_BYTES
+    """What a switch that trims frames to so many bytes leaves of a payload; 0: nothing trims."""
+    return trim_bytes - _FRAME_BYTES - _native.HEADER_BYTES if trim_bytes else 0
 
 
 def _vector(x: npt.ArrayLike) -> npt.NDArray[np.float32]:

@@ -306,11 +306,7 @@ def _codec(config: Config, roster: Roster) -> str:
 
 def _trim_payload_bytes(config: Config, route: Route) -> int:
     """What a switch may leave of a payload on the way; 0 where there is none."""
-    return (
-        0
-        if config.trim_bytes == 0 or is_loopback(route.address)
-        else trimmed_payload_bytes(config.trim_bytes)
-    )
+    return 0 if is_loopback(route.address) else trimmed_payload_bytes(config.trim_bytes)
 
 
 def _receive_trimmed(lanes: list[_native.UdpLane]) -> str:

@@ -167,7 +167,7 @@ def _spec(scenario: Scenario) -> _native.SimSpec:
     spec.jitter_ns = _ns(scenario.jitter_s)
     spec.payload_bytes = scenario.packet_bytes
     spec.codec = CODEC_IDS[scenario.codec]
-    spec.trim_payload_bytes = trimmed_payload_bytes(scenario.trim_bytes) if scenario.trim_bytes else 0
+    spec.trim_payload_bytes = trimmed_payload_bytes(scenario.trim_bytes)
     spec.trim_to_payload_bytes = max(0, scenario.trim_to_bytes - _native.HEADER_BYTES)
     spec.terms = _native.Terms(fixed_bounds(scenario.deadline_s), scenario.planes)
     spec.planes_by_rank = [scenario.planes_by_rank.get(r, scenario.planes) for r in range(scenario.ranks)]

@@ -80,7 +80,7 @@ def run_codec(options: CodecOptions) -> Iterator[Step]:
 
     yield step("rotate", None, lambda: _native.codec_rotate_all(x, out))
     message = _native.Message()
-    limits = (options.packet_bytes, trimmed_payload_bytes(options.trim_bytes))
+    limits = (options.packet_bytes - _native.HEADER_BYTES, trimmed_payload_bytes(options.trim_bytes))
     for planes in PLANES:
         encode = partial(message.encode, x, _native.CODEC_PLANES, planes, SEED, *limits)
         coded = step("encode", planes, encode)
