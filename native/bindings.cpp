@@ -50,12 +50,18 @@ void bind_wire(nb::module_& m) {
             [](wire::Header& h, int type) { h.type = static_cast<wire::Type>(type); })
         .def_rw("flags", &wire::Header::flags)
         .def_rw("group_tag", &wire::Header::group_tag)
+        .def_rw("number", &wire::Header::number)
+        .def_rw("incast", &wire::Header::incast)
         .def_rw("source", &wire::Header::source)
         .def_rw("shard", &wire::Header::shard)
         .def_rw("seq", &wire::Header::seq)
         .def_rw("bucket_len", &wire::Header::bucket_len)
         .def_rw("first", &wire::Header::first)
         .def_rw("echo_us", &wire::Header::echo_us)
+        .def_rw("arrival_us", &wire::Header::arrival_us)
+        .def_rw("delay_us", &wire::Header::delay_us)
+        .def_rw("latest", &wire::Header::latest)
+        .def_rw("share", &wire::Header::share)
         .def_rw("count", &wire::Header::count)
         .def_rw("stamp_us", &wire::Header::stamp_us)
         .def_rw("entry_us", &wire::Header::entry_us)
@@ -81,6 +87,7 @@ void bind_wire(nb::module_& m) {
         "datagram"_a);
     m.attr("HEADER_BYTES") = wire::kHeaderBytes;
     m.attr("GRANULE") = kGranule;
+    m.attr("TAGS") = wire::kTagMask + 1;
     m.def(
         "owner_of",
         [](Rank shard, Seq seq, Rank ranks, std::uint64_t seed) {
@@ -105,6 +112,16 @@ void bind_reports(nb::module_& m) {
         .value("CLOSED", Status::kClosed)
         .value("SEQ_EXHAUSTED", Status::kSeqExhausted)
         .value("OUT_OF_MEMORY", Status::kOutOfMemory);
+    nb::enum_<Ending>(m, "Ending")
+        .value("ALL", Ending::kAll)
+        .value("GRACE", Ending::kGrace)
+        .value("BOUND", Ending::kBound)
+        .value("DEADLINE", Ending::kDeadline);
+    nb::class_<LateCompletion>(m, "LateCompletion")
+        .def_ro("seq", &LateCompletion::seq)
+        .def_prop_ro("stage", [](const LateCompletion& late) { return static_cast<int>(late.stage); })
+        .def_ro("bucket_len", &LateCompletion::bucket_len)
+        .def_ro("took_ns", &LateCompletion::took);
     nb::class_<OpReport>(m, "OpReport")
         .def_ro("ticket", &OpReport::ticket)
         .def_ro("status", &OpReport::status)
@@ -116,7 +133,18 @@ void bind_reports(nb::module_& m) {
         .def_ro("contributed", &OpReport::contributed)
         .def_ro("planes", &OpReport::planes)
         .def_ro("entered_at", &OpReport::entered_at)
+        .def_ro("majority_entered_at", &OpReport::majority_entered_at)
         .def_ro("scatter_closed_at", &OpReport::scatter_closed_at)
+        .def_ro("scatter_ending", &OpReport::scatter_ending)
+        .def_ro("gather_ending", &OpReport::gather_ending)
+        .def_ro("peer_entered_at", &OpReport::peer_entered_at)
+        .def_ro("scatter_last_at", &OpReport::scatter_last_at)
+        .def_ro("gather_last_at", &OpReport::gather_last_at)
+        .def_ro("silent", &OpReport::silent)
+        .def_ro("sent_to_packets", &OpReport::sent_to_packets)
+        .def_ro("sent_lost_packets", &OpReport::sent_lost_packets)
+        .def_ro("late", &OpReport::late)
+        .def_ro("resent_packets", &OpReport::resent_packets)
         .def_ro("finished_at", &OpReport::finished_at)
         .def_ro("shard_lengths", &OpReport::shard_lengths)
         .def_ro("scatter_missing", &OpReport::scatter_missing)
@@ -151,7 +179,10 @@ void bind_reports(nb::module_& m) {
         .def_ro("sent_packets", &Counters::sent_packets)
         .def_ro("sent_bytes", &Counters::sent_bytes)
         .def_ro("feedback_packets", &Counters::feedback_packets)
+        .def_ro("feedback_bytes", &Counters::feedback_bytes)
         .def_ro("probe_packets", &Counters::probe_packets)
+        .def_ro("lost_packets", &Counters::lost_packets)
+        .def_ro("resent_packets", &Counters::resent_packets)
         .def_ro("late_gather_packets", &Counters::late_gather_packets)
         .def_ro("forfeited_shards", &Counters::forfeited_shards)
         .def_ro("dropped_history", &Counters::dropped_history)
@@ -159,18 +190,30 @@ void bind_reports(nb::module_& m) {
     nb::class_<Bounds>(m, "Bounds")
         .def(
             "__init__",
-            [](Bounds* self, Duration scatter_ns, Duration scatter_cap_ns, Duration deadline_ns) {
-                new (self) Bounds{scatter_ns, scatter_cap_ns, deadline_ns};
+            [](Bounds* self, Duration scatter_ns, Duration scatter_cap_ns, Duration gather_ns,
+               Duration scatter_grace_ns, Duration gather_grace_ns, Duration deadline_ns) {
+                new (self)
+                    Bounds{scatter_ns, scatter_cap_ns, gather_ns, scatter_grace_ns, gather_grace_ns, deadline_ns};
             },
-            "scatter_ns"_a, "scatter_cap_ns"_a, "deadline_ns"_a);
+            "scatter_ns"_a, "scatter_cap_ns"_a, "gather_ns"_a, "scatter_grace_ns"_a, "gather_grace_ns"_a,
+            "deadline_ns"_a)
+        .def_ro("scatter_ns", &Bounds::scatter)
+        .def_ro("scatter_cap_ns", &Bounds::scatter_cap)
+        .def_ro("gather_ns", &Bounds::gather)
+        .def_ro("scatter_grace_ns", &Bounds::scatter_grace)
+        .def_ro("gather_grace_ns", &Bounds::gather_grace)
+        .def_ro("deadline_ns", &Bounds::deadline);
     nb::class_<Terms>(m, "Terms")
         .def(
             "__init__",
-            [](Terms* self, const Bounds& bounds, int planes) {
+            [](Terms* self, const Bounds& bounds, int planes, std::uint8_t incast) {
                 if (planes < 1 || planes > wire::kMaxPlanes) throw nb::value_error("planes");
-                new (self) Terms{bounds, planes};
+                new (self) Terms{bounds, planes, incast};
             },
-            "bounds"_a, "planes"_a);
+            "bounds"_a, "planes"_a, "incast"_a = 0)
+        .def_ro("bounds", &Terms::bounds)
+        .def_ro("planes", &Terms::planes)
+        .def_ro("incast", &Terms::incast);
 }
 
 void bind_udp(nb::module_& m) {
@@ -193,10 +236,10 @@ void bind_udp(nb::module_& m) {
         .def(
             "__init__",
             [](PeerSettings* self, std::uint32_t window_bytes, std::uint64_t pool_bytes,
-               std::uint32_t payload_bytes, std::uint32_t trim_payload_bytes) {
-                new (self) PeerSettings{window_bytes, pool_bytes, {payload_bytes, trim_payload_bytes}};
+               std::uint32_t payload_bytes, std::uint32_t trim_payload_bytes, bool paced) {
+                new (self) PeerSettings{window_bytes, pool_bytes, {payload_bytes, trim_payload_bytes}, paced};
             },
-            "window_bytes"_a, "pool_bytes"_a, "payload_bytes"_a, "trim_payload_bytes"_a);
+            "window_bytes"_a, "pool_bytes"_a, "payload_bytes"_a, "trim_payload_bytes"_a, "paced"_a);
     m.def("credit_window_bytes", &credit_window_bytes, "buffer_bytes"_a, "ranks"_a);
     nb::class_<UdpLane>(m, "UdpLane")
         .def(nb::init<std::uint32_t, std::uint32_t, bool>(), "bind_ipv4"_a, "receive_buffer_bytes"_a,
@@ -209,7 +252,7 @@ void bind_udp(nb::module_& m) {
         .def(
             "start",
             [](UdpLane& lane, Rank rank, Rank ranks, std::uint64_t seed, std::uint64_t group_tag,
-               Seq window_ops, int codec, std::size_t pool_bytes, std::uint32_t window_bytes,
+               Seq window_ops, int codec, bool resend, std::size_t pool_bytes, std::uint32_t window_bytes,
                const Terms& terms, const std::vector<PeerSettings>& peers,
                const std::vector<std::pair<std::uint32_t, std::uint16_t>>& addresses) {
                 Settings settings;
@@ -217,6 +260,7 @@ void bind_udp(nb::module_& m) {
                 settings.group_tag = group_tag;
                 settings.window_ops = window_ops;
                 settings.codec = static_cast<wire::Codec>(codec);
+                settings.resend = resend;
                 settings.pool_bytes = pool_bytes;
                 settings.window_bytes = window_bytes;
                 settings.terms = terms;
@@ -224,7 +268,7 @@ void bind_udp(nb::module_& m) {
                 for (const auto& [ipv4, port] : addresses) to.push_back({ipv4, port});
                 lane.start(settings, peers, std::move(to));
             },
-            "rank"_a, "ranks"_a, "seed"_a, "group_tag"_a, "window_ops"_a, "codec"_a, "pool_bytes"_a,
+            "rank"_a, "ranks"_a, "seed"_a, "group_tag"_a, "window_ops"_a, "codec"_a, "resend"_a, "pool_bytes"_a,
             "window_bytes"_a, "terms"_a, "peers"_a, "addresses"_a, nb::call_guard<nb::gil_scoped_release>())
         .def(
             "submit",
@@ -279,6 +323,8 @@ void bind_simulation(nb::module_& m) {
             "codec", [](const SimSpec& spec) { return static_cast<int>(spec.codec); },
             [](SimSpec& spec, int codec) { spec.codec = static_cast<wire::Codec>(codec); })
         .def_rw("trim_to_payload_bytes", &SimSpec::trim_to_payload_bytes)
+        .def_rw("resend", &SimSpec::resend)
+        .def_rw("paced", &SimSpec::paced)
         .def_rw("pool_bytes", &SimSpec::pool_bytes)
         .def_rw("window_ops", &SimSpec::window_ops)
         .def_rw("first_seq", &SimSpec::first_seq)

@@ -146,7 +146,11 @@ class Deliveries:
         """By granule: whether a value had come by then."""
         arrived, answered = np.zeros(granules, bool), np.zeros(granules, bool)
         for at, first, last, empty in self._runs[seq, gather, source, destination]:
-            if at <= until_ns and not answered[first:last].any():  # W9: an overlapping run is a duplicate
+            if at > until_ns:
+                continue
+            if empty and not gather:  # W10: nothing more is taken from this source
+                answered[:] = True
+            elif not answered[first:last].any():  # W9: an overlapping run is a duplicate
                 answered[first:last] = True
                 arrived[first:last] = not empty
         return arrived
@@ -208,15 +212,20 @@ def _check_contributions(
             continue
         begin, end = _native.shard_range(native.bucket_len, scenario.ranks, native.own_shard)
         granules = granules_of(end - begin)
+        used = [np.frombuffer(contribution, bool) for contribution in native.contributions()]
         masks = []
         for rank in range(scenario.ranks):
             if rank == owner:
                 entered = native.entered_at <= native.scatter_closed_at and native.contributed
                 came = np.full(granules, entered)
             else:
-                came = deliveries.arrived(seq, False, rank, owner, granules, native.scatter_closed_at)
+                before, came = (
+                    deliveries.arrived(seq, False, rank, owner, granules, native.scatter_closed_at - tie_ns)
+                    for tie_ns in (1, 0)  # what comes as SCATTER closes may come just after it
+                )
+                if (before <= used[rank]).all() and (used[rank] <= came).all():
+                    came = used[rank]
             masks.append(came)
-        used = [np.frombuffer(contribution, bool) for contribution in native.contributions()]
         if end > begin and deliveries.void_at(seq, owner, scenario.ranks) == native.scatter_closed_at:
             # The others had all ended: each granule was final by then, with what had come, or is nobody's.
             for g in range(granules):

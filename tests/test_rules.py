@@ -149,7 +149,7 @@ def test_rule_3_a_rank_that_was_frozen_waits_for_no_contribution_to_an_op_that_i
     assert len(caught_up) >= 3
     for report in caught_up:
         assert report.elapsed_s < SCATTER_S / 2
-        assert report.lost_frac == pytest.approx(0.25, abs=0.01)  # its own shard: zero for everybody
+        assert report.lost_frac == pytest.approx(0.25, abs=0.02)  # its own shard: zero for everybody
         assert result(simulation, report.seq, 3) == result(simulation, report.seq, 0)
 
 
@@ -236,7 +236,7 @@ def test_rule_3_one_rank_far_ahead_does_not_drag_the_others_along() -> None:
 
 
 def test_rule_4_the_mean_is_over_what_arrived() -> None:
-    simulation = simulate(Scenario(ranks=5, length=20_000, loss=0.2, seed=4, record=True))
+    simulation = simulate(Scenario(ranks=5, length=20_000, loss=0.2, seed=4, resend=False, record=True))
     oracle.check(simulation)
     (report,) = simulation.reports(0)
     assert 0.05 < np.mean(report.scatter_lost) < 0.4
@@ -258,6 +258,7 @@ def test_rule_4_a_granule_that_nobody_delivered_travels_as_empty_and_is_zero() -
                 ranks=3,
                 length=20_000,
                 loss=0.5,
+                resend=False,
                 seed=seed,
                 compute_s=[[0.09, 0, 0]],
                 packet_bytes=256,
@@ -401,7 +402,7 @@ def group_tag(seed: int) -> int:
     x = (seed + 0x9E3779B97F4A7C15) & mask
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
-    return x ^ (x >> 31)
+    return (x ^ (x >> 31)) % _native.TAGS
 
 
 def shard_of(owner: int, seq: int) -> int:

@@ -91,14 +91,15 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
     : spec_(spec), buckets_(buckets), hosts_(spec.ranks) {
     Settings settings;
     settings.shape = {0, spec.ranks, spec.seed};
-    settings.group_tag = mix(spec.seed);
+    settings.group_tag = mix(spec.seed) & wire::kTagMask;
     settings.window_ops = spec.window_ops;
     settings.pool_bytes = spec.pool_bytes;
     settings.window_bytes = credit_window_bytes(spec.socket_buffer_bytes, spec.ranks);
     settings.codec = spec.codec;
+    settings.resend = spec.resend;
     settings.first_seq = spec.first_seq;
     settings.record_fates = spec.record;
-    const std::vector<PeerSettings> peers(spec.ranks, {settings.window_bytes, spec.pool_bytes, spec.limits});
+    const std::vector<PeerSettings> peers(spec.ranks, {settings.window_bytes, spec.pool_bytes, spec.limits, spec.paced});
     for (Rank rank = 0; rank < spec.ranks; ++rank) {
         settings.shape.self = rank;
         settings.terms = terms_of(rank);
@@ -321,7 +322,7 @@ void Sim::note(std::uint32_t id, SimFate fate) {
 // a flipped payload bit with.
 void Sim::damage(Packet& packet) {
     packet.damaged = true;
-    const auto where = static_cast<std::size_t>(chance() * 12);  // magic, version, type, flags, group tag
+    const auto where = static_cast<std::size_t>(chance() * 10);  // magic, version, type, flags, group tag
     const bool cut_short = chance() < 0.25;
     if (cut_short)
         packet.bytes.resize(where);

@@ -49,6 +49,7 @@ struct SimSpec {
     std::uint32_t socket_buffer_bytes = 1 << 20;
     codec::PacketLimits limits{1280, 0};
     wire::Codec codec = wire::Codec::kRaw;
+    bool resend = false, paced = false;
     std::size_t pool_bytes = 1 << 24;
     Seq window_ops = 64;
     Seq first_seq = 0;

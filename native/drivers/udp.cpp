@@ -262,7 +262,7 @@ bool UdpLane::send() {
         if (batch_.empty()) break;
         const bool segmented = socket_.segments();
         const std::size_t sent = socket_.send(batch_, addresses_);
-        for (std::size_t k = batch_.size(); k > sent; --k) endpoint_->retract(batch_[k - 1]);
+        for (std::size_t k = batch_.size(); k > sent; --k) endpoint_->retract(now, batch_[k - 1]);
         any |= sent > 0;
         blocked_ = sent < batch_.size() && segmented == socket_.segments();
     }
@@ -293,7 +293,7 @@ void UdpLane::take_stats() {
     stats.memory_bytes = endpoint_->memory().total_bytes();
     stats.contributing = endpoint_->contributing();
     stats.rtt.resize(addresses_.size());
-    for (Rank rank = 0; rank < addresses_.size(); ++rank) stats.rtt[rank] = endpoint_->peer(rank).rtt();
+    for (Rank rank = 0; rank < addresses_.size(); ++rank) stats.rtt[rank] = endpoint_->peer(rank).path.rtt();
 }
 
 void UdpLane::sleep() {

@@ -20,10 +20,12 @@ Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& pe
     : settings_(settings),
       memory_(settings.pool_bytes),
       context_(settings.shape, settings.codec, limits_of(peers), memory_),
-      peers_(peers.begin(), peers.end()),
+      shares_(settings.shape.ranks),
       recent_bytes_(2 * std::size_t{settings.window_ops}),
       terms_(settings.terms),
       next_seq_(settings.first_seq) {
+    const auto rivals = static_cast<Rank>(settings.shape.ranks - 1);
+    for (const PeerSettings& peer : peers) peers_.emplace_back(peer, rivals);
     for (Peer& peer : peers_) peer.entered = peer.told_entered = peer.served_below = settings.first_seq;
 }
 
@@ -67,7 +69,7 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Te
 void Endpoint::abort(Time now) {
     for (auto& [seq, slot] : slots_)
         for (auto& op : slot.variants)
-            if (op->entered() && !op->finished()) finish(now, slot, *op, Status::kClosed);
+            if (op->entered() && !op->finished()) finish(now, slot, *op, Status::kClosed, Ending::kDeadline);
 }
 
 void Endpoint::say_goodbye() {
@@ -106,40 +108,73 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
         return reject(wire::Reject::kSource);
 
     Peer& peer = peers_[header.source];
-    peer.heard(header.stamp_us);
+    const auto payload = datagram.subspan(wire::kHeaderBytes);
+    if (header.type != wire::Type::kData && payload.size() > wire::kReportNumbers / 8)
+        return reject(wire::Reject::kShape);
+    peer.arrivals.note(now, header);
+    peer.heard_at = now;
+    peer.quiet_ops = 0;
+    if (context_.silent[header.source]) {
+        context_.silent[header.source] = false;
+        --context_.silent_count;
+    }
+    peer.incast = header.incast;
+    if (header.flags & wire::kReplyWanted) {
+        peer.feedback_due = true;
+        mark_ready(header.source);
+    }
     switch (header.type) {
         case wire::Type::kFeedback:
-            return on_feedback(now, header);
+            return on_feedback(now, header, payload);
         case wire::Type::kGoodbye:
-            return on_goodbye(now, header);
+            return on_goodbye(now, header, payload);
         case wire::Type::kData:
+            shares_.count(now, header.source, datagram.size());
             // As the source has charged it, whatever a switch has left of it.
             const auto cost =
                 static_cast<std::uint32_t>(wire::kHeaderBytes + wire::stated_payload_bytes(header)) +
                 kDatagramOverheadBytes;
-            if (peer.received(cost, settings_.window_bytes)) {
+            if (2 * peer.arrivals.count(cost) >= settings_.window_bytes) {
                 peer.feedback_due = true;
                 mark_ready(header.source);
             }
-            return on_data(now, header, datagram.subspan(wire::kHeaderBytes));
+            return on_data(now, header, payload);
     }
 }
 
-void Endpoint::on_feedback(Time now, const wire::Header& header) {
+// Of the paths that have anything in flight.
+double Endpoint::mean_rate() const {
+    double sum = 0;
+    int paths = 0;
+    for (const Peer& peer : peers_)
+        if (peer.path.in_flight()) sum += peer.path.rate().bytes_per_s(), ++paths;
+    return paths > 0 ? sum / paths : 0;
+}
+
+// What is found lost is sent again while its op can use it.
+void Endpoint::settle_path(Time now, const wire::Header& header, std::span<const std::byte> missing) {
     Peer& peer = peers_[header.source];
-    peer.settle(now, header.echo_us);
-    peer.goodbye_heard |= (header.flags & wire::kGoodbyeKnown) != 0;
-    if (closing_ && !peer.gone && !peer.goodbye_heard) ask_later(now, peer);  // settle() has disarmed it
-    peer.feedback_due |= (header.flags & wire::kReplyWanted) != 0;
-    note_entered(now, header.source, header.seq);
+    const std::uint64_t lost_before = peer.path.lost_packets();
+    peer.path.settle(now, header, missing, mean_rate());
+    counters_.lost_packets += peer.path.lost_packets() - lost_before;
+    std::erase_if(peer.path.lost(), [&](const Parcel& parcel) {
+        return !settings_.resend || peer.left(parcel.seq) || !slots_.contains(parcel.seq);
+    });
+    for (const Parcel& parcel : peer.path.lost()) peer.served_below = std::min(peer.served_below, parcel.seq);
     mark_ready(header.source);
 }
 
-void Endpoint::on_goodbye(Time now, const wire::Header& header) {
+void Endpoint::on_feedback(Time now, const wire::Header& header, std::span<const std::byte> missing) {
     Peer& peer = peers_[header.source];
-    peer.settle(now, header.echo_us);
-    peer.feedback_due |= (header.flags & wire::kReplyWanted) != 0;
-    mark_ready(header.source);
+    settle_path(now, header, missing);
+    peer.goodbye_heard |= (header.flags & wire::kGoodbyeKnown) != 0;
+    if (closing_ && !peer.gone && !peer.goodbye_heard) ask_later(now, peer);  // settle() has disarmed it
+    note_entered(now, header.source, header.seq);
+}
+
+void Endpoint::on_goodbye(Time now, const wire::Header& header, std::span<const std::byte> missing) {
+    Peer& peer = peers_[header.source];
+    settle_path(now, header, missing);
     if (peer.left(header.seq)) return;
     note_entered(now, header.source, header.seq);
     peer.gone = true;
@@ -166,6 +201,7 @@ void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std
     };
     // Over for us, and forgotten. Never begun anew: the mean would be another than the one already sent.
     if (header.seq < next_seq_ && (found == slots_.end() || forgotten(found->second))) {
+        note_late(now, header);
         if (header.stage() == wire::Stage::kGather) {
             ++counters_.late_gather_packets;
             return;
@@ -197,9 +233,12 @@ std::optional<wire::Reject> Endpoint::deliver(Time now, Slot& slot, Op& op, cons
             own(now, slot, op, std::move(block));
         }
         const Duration age = std::min(Duration{header.entry_us} * kMicrosecond, terms_.bounds.deadline);
-        return op.scatter(now, header, payload, now - age);
+        const auto reason = op.scatter(now, header, payload, now - age);
+        if (reason == wire::Reject::kLate) note_late(now, header);
+        return reason;
     }
     if (op.finished()) {  // rule 9: late is not lost, but it does not touch a bucket that was handed back
+        note_late(now, header);
         ++counters_.late_gather_packets;
         return std::nullopt;
     }
@@ -208,7 +247,7 @@ std::optional<wire::Reject> Endpoint::deliver(Time now, Slot& slot, Op& op, cons
         if (!block) return wire::Reject::kPool;
         op.hold(std::move(block));
     }
-    return op.gather(header, payload);
+    return op.gather(now, header, payload);
 }
 
 // docs/wire-format.md W7 and W8.

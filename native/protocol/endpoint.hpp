@@ -5,10 +5,13 @@
 #include <array>
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <queue>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "protocol/ballot.hpp"
@@ -16,6 +19,7 @@
 #include "protocol/op.hpp"
 #include "protocol/peer.hpp"
 #include "protocol/report.hpp"
+#include "protocol/shares.hpp"
 #include "protocol/types.hpp"
 #include "wire/header.hpp"
 
@@ -30,13 +34,15 @@ struct Settings {
     std::uint32_t window_bytes = 0;  // each sender's share of our socket buffer
     Terms terms;                     // of ops that this rank has not entered
     Seq first_seq = 0;
+    bool resend = true;  // what was lost, while its stage is open
     bool record_fates = false;
 };
 
 struct Counters {
     std::uint64_t received_packets = 0, received_bytes = 0;
     std::uint64_t sent_packets = 0, sent_bytes = 0;
-    std::uint64_t feedback_packets = 0, probe_packets = 0;
+    std::uint64_t feedback_packets = 0, feedback_bytes = 0, probe_packets = 0;
+    std::uint64_t lost_packets = 0, resent_packets = 0;  // DATA found lost, and sent again
     std::uint64_t late_gather_packets = 0;  // rule 9: kept out of the result
     std::uint64_t forfeited_shards = 0;     // owned shards given up because the pool was full
     std::uint64_t dropped_history = 0;      // means given up before every peer had them
@@ -58,7 +64,7 @@ public:
 
     void receive(Time now, std::span<const std::byte> datagram);
     bool transmit(Time now, Outgoing& out);
-    void retract(const Outgoing& out);  // not sent after all; newest first
+    void retract(Time now, const Outgoing& out);  // not sent after all, the host is busy; newest first
     Time next_timer() const;
     void advance(Time now);
 
@@ -79,8 +85,10 @@ private:
     using Slots = std::map<Seq, Slot>;
 
     void reject(wire::Reject reason) { ++counters_.rejected[static_cast<std::size_t>(reason)]; }
-    void on_feedback(Time now, const wire::Header& header);
-    void on_goodbye(Time now, const wire::Header& header);
+    void on_feedback(Time now, const wire::Header& header, std::span<const std::byte> missing);
+    void on_goodbye(Time now, const wire::Header& header, std::span<const std::byte> missing);
+    double mean_rate() const;
+    void settle_path(Time now, const wire::Header& header, std::span<const std::byte> missing);
     void on_data(Time now, const wire::Header& header, std::span<const std::byte> payload);
     std::optional<wire::Reject> deliver(Time now, Slot& slot, Op& op, const wire::Header& header,
                                         std::span<const std::byte> payload);
@@ -95,7 +103,10 @@ private:
     Block room(std::size_t floats, wire::Stage stage, const Op& wanting, Time now);
     void cast_vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_len);
     void settle(Time now, Slot& slot, Op& op);
-    void finish(Time now, Slot& slot, Op& op, Status status);
+    void finish(Time now, Slot& slot, Op& op, Status status, Ending ending);
+    void note_presence(const OpReport& report);
+    void note_cuts(OpReport& report);
+    void note_late(Time now, const wire::Header& header);
     void note_entered(Time now, Rank rank, Seq entered);
     Seq group_seq() const;
     Seq behind_ops() const;
@@ -105,6 +116,9 @@ private:
 
     bool next_for(Time now, Rank rank, Outgoing& out);
     bool next_data(Time now, Rank rank, Outgoing& out);
+    bool may_send(Time now, Rank rank, const Op& op);
+    bool has_turn(Rank rank, const Op& op) const;
+    bool next_lost(Time now, Rank rank, Op& op, Outgoing& out);
     void ask_later(Time now, Peer& peer);
     bool has_room_for(const Peer& peer, Seq seq) const;
     void say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoing& out);
@@ -115,6 +129,7 @@ private:
     Memory memory_;  // before the ops, whose blocks return to it
     OpContext context_;
     std::vector<Peer> peers_;
+    Shares shares_;
     Slots slots_;
     std::vector<std::uint64_t> recent_bytes_;  // by seq modulo its size: bucket bytes of recent ops
     Terms terms_;                              // of the latest op
@@ -124,7 +139,20 @@ private:
     Seq goodbye_seq_ = 0;  // the first op that we neither enter nor serve
     std::deque<Rank> ready_;
     std::size_t burst_bytes_ = 0;  // sent in a row to the peer at the front of ready_
+    bool turn_awaited_ = false;    // somebody is not sent to because others come first
     Time next_probe_ = kNever;     // no probe is due before
+    // Peers that the pace holds back, soonest first; an entry is void if the peer has another wake_at.
+    using Wake = std::pair<Time, Rank>;
+    std::priority_queue<Wake, std::vector<Wake>, std::greater<>> wakes_;
+    struct Cut {
+        Seq seq;
+        wire::Stage stage;
+        std::uint32_t bucket_len;
+        Time from;
+        std::int64_t missing;  // coordinates
+    };
+    std::deque<Cut> cuts_;  // stages that ended without all, latest last
+    std::vector<LateCompletion> late_;
     std::vector<OpReport> reports_;
     Counters counters_;
 };

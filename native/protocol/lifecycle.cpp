@@ -1,6 +1,7 @@
 // The life of an endpoint's ops: memory, votes, ends, retirement; the group's progress; time.
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "protocol/endpoint.hpp"
 
@@ -8,6 +9,8 @@ namespace tailcut {
 namespace {
 
 constexpr std::size_t kMaxVariants = 3;  // lengths told apart in one op; more is noise or an attack
+constexpr int kSilentOps = 3;            // that ended without a word from a rank: it is not waited for
+constexpr std::size_t kMostCuts = 64;    // stages whose late packets are still counted
 
 }  // namespace
 
@@ -79,18 +82,23 @@ void Endpoint::cast_vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_l
         }
         if (op->entered() && !op->finished() &&
             slot.ballot.judge(op->layout().bucket_len, false) == Ballot::Verdict::kRefused)
-            finish(now, slot, *op, Status::kLengthMismatch);
+            finish(now, slot, *op, Status::kLengthMismatch, Ending::kDeadline);
         else
             settle(now, slot, *op);
     }
 }
 
 void Endpoint::settle(Time now, Slot& slot, Op& op) {
-    if (op.complete()) finish(now, slot, op, Status::kComplete);
+    if (op.complete()) finish(now, slot, op, Status::kComplete, Ending::kAll);
 }
 
-void Endpoint::finish(Time now, Slot& slot, Op& op, Status status) {
-    OpReport report = op.finish(now, status, settings_.record_fates);
+void Endpoint::finish(Time now, Slot& slot, Op& op, Status status, Ending ending) {
+    const bool awaited = settings_.resend && std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
+                             return peer.path.awaits(op.seq());
+                         });
+    OpReport report = op.finish(now, status, ending, awaited, settings_.record_fates);
+    note_presence(report);
+    note_cuts(report);
     if (status == Status::kLengthMismatch) {
         report.peer_lengths = slot.ballot.lengths();
         report.peer_voted = slot.ballot.voted();
@@ -100,13 +108,63 @@ void Endpoint::finish(Time now, Slot& slot, Op& op, Status status) {
     mark_all_ready();
 }
 
+// Who is silent, and what was sent to everybody and lost since the last report.
+void Endpoint::note_presence(const OpReport& report) {
+    for (Rank rank = 0; rank < peers_.size(); ++rank) {
+        Peer& peer = peers_[rank];
+        if (rank == settings_.shape.self || report.status == Status::kComplete) continue;
+        if (peer.heard_at >= report.entered_at || ++peer.quiet_ops != kSilentOps) continue;
+        context_.silent[rank] = true;
+        ++context_.silent_count;
+    }
+}
+
+void Endpoint::note_cuts(OpReport& report) {
+    report.late = std::exchange(late_, {});
+    std::int64_t scatter = 0, gather = 0;
+    for (Rank rank = 0; rank < peers_.size(); ++rank) {
+        Path& path = peers_[rank].path;
+        const auto sent = path.sent_packets() - std::exchange(peers_[rank].reported_sent, path.sent_packets());
+        const auto lost = path.lost_packets() - std::exchange(peers_[rank].reported_lost, path.lost_packets());
+        report.sent_to_packets.push_back(static_cast<std::uint32_t>(sent));
+        report.sent_lost_packets.push_back(static_cast<std::uint32_t>(lost));
+        if (report.silent[rank]) continue;
+        scatter += report.scatter_missing[rank];
+        gather += report.gather_missing[rank];
+    }
+    for (const Rank rank : report.abstained)
+        if (!report.silent[rank]) scatter -= report.scatter_missing[rank];
+    if (report.scatter_ending != Ending::kAll && scatter > 0 && report.majority_entered_at >= 0)
+        cuts_.push_back({report.seq, wire::Stage::kScatter, report.bucket_len, report.majority_entered_at, scatter});
+    if (report.gather_ending != Ending::kAll && gather > 0)
+        cuts_.push_back({report.seq, wire::Stage::kGather, report.bucket_len,
+                         std::max(report.scatter_closed_at, report.entered_at), gather});
+    while (cuts_.size() > kMostCuts) cuts_.pop_front();
+}
+
+// A packet of a stage that is over: when all that was missing has come, it is known how long the stage would have taken.
+void Endpoint::note_late(Time now, const wire::Header& header) {
+    for (auto cut = cuts_.begin(); cut != cuts_.end(); ++cut) {
+        if (cut->seq != header.seq || cut->stage != header.stage() || cut->bucket_len != header.bucket_len) continue;
+        cut->missing -= header.count;
+        if (cut->missing > 0) return;
+        late_.push_back({cut->seq, cut->stage, cut->bucket_len, now - cut->from});
+        cuts_.erase(cut);
+        return;
+    }
+}
+
 bool Endpoint::retired(Seq seq, const Op& op) const {
     if (seq >= next_seq_)
         return closing_;  // who has heard our goodbye waits for nothing of ours from here on
     if (!op.finished() && op.entered()) return false;
     if (!op.closed()) return false;
-    for (Rank rank = 0; rank < peers_.size(); ++rank)
-        if (rank != settings_.shape.self && !peers_[rank].left(seq) && !op.served(rank)) return false;
+    for (Rank rank = 0; rank < peers_.size(); ++rank) {
+        const Peer& peer = peers_[rank];
+        if (rank == settings_.shape.self || peer.left(seq)) continue;
+        if (!op.served(rank)) return false;
+        if (settings_.resend && !peer.gone && peer.path.awaits(seq)) return false;  // it may have to be sent again
+    }
     return true;
 }
 
@@ -174,7 +232,7 @@ void Endpoint::jump(Time now) {
     for (auto at = slots_.begin(); at != slots_.end() && at->first < group; at = slots_.erase(at))
         for (auto& op : at->second.variants)
             if (op->entered() && !op->finished()) {
-                finish(now, at->second, *op, Status::kBehind);
+                finish(now, at->second, *op, Status::kBehind, Ending::kDeadline);
                 reports_.back().behind_ops = group - at->first;
             }
     next_seq_ = group;
@@ -185,37 +243,44 @@ void Endpoint::jump(Time now) {
 
 Time Endpoint::next_timer() const {
     Time next = next_probe_;
+    if (!wakes_.empty()) next = std::min(next, wakes_.top().first);
     for (const auto& [seq, slot] : slots_)
         for (const auto& op : slot.variants)
-            next = std::min({next, op->close_at(terms_.bounds), op->deadline()});
+            next = std::min({next, op->close_at(terms_.bounds).at, op->end_at().at});
     return next;
 }
 
 void Endpoint::advance(Time now) {
     for (auto& [seq, slot] : slots_)
         for (auto& op : slot.variants) {
-            if (op->close_at(terms_.bounds) <= now) {
-                op->close(now);
+            if (const auto close = op->close_at(terms_.bounds); close.at <= now) {
+                op->close(now, close.ending);
                 mark_all_ready();
                 settle(now, slot, *op);
             }
-            if (op->deadline() <= now) {
+            if (const auto end = op->end_at(); end.at <= now) {
                 const auto verdict = slot.ballot.judge(op->layout().bucket_len, true);
                 const bool refused = verdict == Ballot::Verdict::kRefused;
-                finish(now, slot, *op, refused ? Status::kLengthMismatch : Status::kDeadline);
+                finish(now, slot, *op, refused ? Status::kLengthMismatch : Status::kDeadline, end.ending);
             }
         }
+    for (; !wakes_.empty() && wakes_.top().first <= now; wakes_.pop()) {
+        Peer& peer = peers_[wakes_.top().second];
+        if (peer.wake_at != wakes_.top().first) continue;
+        peer.wake_at = kNever;
+        mark_ready(wakes_.top().second);
+    }
     if (now < next_probe_) return;
     next_probe_ = kNever;
     for (Rank rank = 0; rank < peers_.size(); ++rank) {
         Peer& peer = peers_[rank];
-        if (peer.probe_at <= now) {
-            peer.probe_at = kNever;  // armed again if it is still blocked after this one
+        if (peer.path.probe_at <= now) {
+            peer.path.probe_at = kNever;  // armed again if it is still blocked after this one
             peer.probe_due = true;
             peer.goodbye_due = closing_ && !peer.gone && !peer.goodbye_heard;
             mark_ready(rank);
         }
-        next_probe_ = std::min(next_probe_, peer.probe_at);
+        next_probe_ = std::min(next_probe_, peer.path.probe_at);
     }
 }
 

@@ -22,12 +22,15 @@ Op::Op(OpContext& context, Seq seq, std::uint32_t bucket_len, int planes)
       layout_{bucket_len, shape_.ranks},
       planes_(planes),
       sent_(shape_.ranks),
-      steps_(shape_.ranks) {
+      steps_(shape_.ranks),
+      gather_last_at_(shape_.ranks, -1),
+      ripe_at_(shape_.ranks, -1),
+      unripe_(shape_.ranks - 1u) {
     for (Rank shard = 0; shard < shape_.ranks; ++shard) total_granules_ += layout_.granules(shard);
 }
 
 void Op::own(Block memory) {
-    owned_.emplace(shape_, layout_.granules(own_shard()),
+    owned_.emplace(context_, layout_.granules(own_shard()),
                    make_reduction(context_, seq_, layout_, planes_, std::move(memory)));
 }
 
@@ -75,13 +78,19 @@ std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
     return owned_->contribute(header, first, last, payload, now);
 }
 
-std::optional<wire::Reject> Op::gather(const wire::Header& header, std::span<const std::byte> payload) {
+std::optional<wire::Reject> Op::gather(Time now, const wire::Header& header,
+                                       std::span<const std::byte> payload) {
     const Rank shard = header.shard;
     const bool whole = header.count == 0;
     const std::uint32_t first = header.first / kGranule;
     std::uint32_t last = whole ? layout_.granules(shard) : first + granules_of(header.count);
     if (answered_[shard].any(first, last)) return wire::Reject::kDuplicate;
     non_finite_ |= (header.flags & wire::kNonFinite) != 0;
+    gather_last_at_[header.source] = now;
+    if (header.flags & wire::kLastPart && ripe_at_[header.source] < 0) {
+        ripe_at_[header.source] = now;
+        --unripe_;
+    }
     if (!header.empty()) {
         report_.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
         last = first + wire::delivered_granules(header, payload.size());
@@ -104,28 +113,80 @@ void Op::forsake(Rank owner) {
     const std::uint32_t granules = layout_.granules(shard);
     answered_count_ += granules - answered_[shard].count(0, granules);
     answered_[shard].set(0, granules);
+    if (ripe_at_[owner] >= 0) return;
+    ripe_at_[owner] = entered_at_;
+    --unripe_;
 }
 
 void Op::forfeit(Time now) {
     own({});
-    owned_->close(now);
+    owned_->close(now, Ending::kDeadline);
+}
+
+// When the own shard was closed and the last parts of all means had come but for those of silent owners.
+Time Op::gathered_at() const {
+    if (unripe_ > context_.silent_count || !owned_->closed()) return kNever;
+    Time at = std::max(entered_at_, owned_->closed_at());
+    for (Rank owner = 0; owner < shape_.ranks; ++owner) {
+        if (owner == shape_.self) continue;
+        if (ripe_at_[owner] < 0 && !context_.silent[owner]) return kNever;
+        at = std::max(at, ripe_at_[owner]);
+    }
+    return at;
+}
+
+OwnedShard::Close Op::end_at() const {
+    if (!entered_ || finished_) return {};
+    OwnedShard::Close end{deadline_, Ending::kDeadline};
+    if (!owned_->closed()) return end;
+    const Time bound = std::max(entered_at_, owned_->closed_at()) + bounds_.gather;
+    if (bound < end.at) end = {bound, Ending::kBound};
+    const Time gathered = gathered_at();
+    if (gathered != kNever && gathered + bounds_.gather_grace < end.at)
+        end = {gathered + bounds_.gather_grace, Ending::kGrace};
+    return end;
 }
 
 bool Op::next_packet(Time now, Rank peer, Outgoing& out) {
-    out.header = {};
-    out.keeper.reset();
+    out = {};
     // Means come first: they end ops. But the word that we have ended this one stops means that come too late.
-    const bool found = finished_ ? next_contribution(peer, out) || next_mean(peer, out)
+    const bool found = finished_ || true ? next_contribution(peer, out) || next_mean(peer, out)
                                  : next_mean(peer, out) || next_contribution(peer, out);
-    if (!found) return false;
+    if (found) complete_header(now, peer, out);
+    return found;
+}
+
+bool Op::repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out) {
+    out = {};
+    if (parcel.stage == wire::Stage::kGather) {
+        if (owned_->ended(peer)) return false;
+        put_mean(peer, {parcel.first, parcel.first + parcel.granules, parcel.empty}, out);
+    } else if (parcel.empty) {
+        put_end(peer, out);
+    } else {
+        const Rank shard = shape_.shard_of(peer, seq_);
+        std::uint32_t step = parcel.first;
+        out.header.shard = shard;
+        if (finished_ || !contributions_->next(shard, answered_[shard], step, out)) return false;
+    }
+    if (parcel.last_part) out.header.flags |= wire::kLastPart;
+    complete_header(now, peer, out);
+    out.parcel = parcel;
+    out.again = true;
+    return true;
+}
+
+void Op::complete_header(Time now, Rank peer, Outgoing& out) const {
     out.peer = peer;
-    out.header.seq = seq_;
-    out.header.bucket_len = layout_.bucket_len;
+    out.header.seq = out.parcel.seq = seq_;
+    out.header.bucket_len = out.parcel.bucket_len = layout_.bucket_len;
+    out.parcel.stage = out.header.stage();
+    out.parcel.empty = out.header.empty();
+    out.parcel.last_part = out.header.flags & wire::kLastPart;
     if (entered_)
         out.header.entry_us = static_cast<std::uint32_t>(
             std::min<Duration>((now - entered_at_) / kMicrosecond, wire::kNotEntered - 1));
     if (non_finite()) out.header.flags |= wire::kNonFinite;
-    return true;
 }
 
 bool Op::pending(Rank peer) const { return (owned_ && owned_->pending(peer)) || unsent(peer); }
@@ -133,52 +194,64 @@ bool Op::pending(Rank peer) const { return (owned_ && owned_->pending(peer)) || 
 bool Op::next_mean(Rank peer, Outgoing& out) {
     const auto run = owned_ ? owned_->pending(peer) : std::nullopt;
     if (!run) return false;
-    const Rank shard = own_shard();
-    const std::uint32_t all = layout_.granules(shard);
     out.rewind = owned_->cursor(peer);
-    out.header.flags = wire::kGatherStage | (run->empty ? wire::kEmpty : 0);
-    out.header.shard = shard;
-    out.header.first = run->first * kGranule;
-    std::uint32_t granules;
-    if (run->empty) {
-        const bool whole = run->first == 0 && run->last == all;
-        granules = whole ? all : std::min(run->last - run->first, kMaxRunGranules);
-        const std::uint32_t coords = layout_.coords(shard, run->first, run->first + granules);
-        out.header.count = whole ? 0 : static_cast<std::uint16_t>(coords);
-        out.payload = {};
-    } else {
-        granules = owned_->packet(peer, *run, out);
-    }
+    const std::uint32_t granules = put_mean(peer, *run, out);
     owned_->advance(peer, granules);
+    out.parcel.first = run->first;
+    out.parcel.granules = granules;
+    if (owned_->nearly_sent(peer)) out.header.flags |= wire::kLastPart;
     // Rule 10: the last packet of the own mean must know what the own bucket holds.
     if (owned_->served(peer) && entered_ && !finished_) scan_unsent();
     return true;
 }
 
+// The first packet of a run of the own mean; returns its granules.
+std::uint32_t Op::put_mean(Rank peer, const Run& run, Outgoing& out) {
+    const Rank shard = own_shard();
+    const std::uint32_t all = layout_.granules(shard);
+    out.header.flags = wire::kGatherStage | (run.empty ? wire::kEmpty : 0);
+    out.header.shard = shard;
+    out.header.first = run.first * kGranule;
+    if (!run.empty) return owned_->packet(peer, run, out);
+    const bool whole = run.first == 0 && run.last == all;
+    const std::uint32_t granules = whole ? all : std::min(run.last - run.first, kMaxRunGranules);
+    const std::uint32_t coords = layout_.coords(shard, run.first, run.first + granules);
+    out.header.count = whole ? 0 : static_cast<std::uint16_t>(coords);
+    return granules;
+}
+
 bool Op::next_contribution(Rank peer, Outgoing& out) {
     const Rank shard = shape_.shard_of(peer, seq_);
     std::uint32_t& sent = sent_[peer];
-    out.header.shard = shard;
     out.rewind = {0, sent};
     const bool empty = finished_ || !contributing_ || layout_.length(shard) == 0;
     if (empty && unsent(peer)) {
-        out.header.flags = wire::kEmpty | (finished_ ? wire::kOver : 0);
-        out.payload = {};
+        put_end(peer, out);
         sent = steps_[peer];
         return true;
     }
+    out.header.shard = shard;
     while (unsent(peer)) {
         out.rewind = {0, sent};
+        out.parcel.first = sent;
         if (!contributions_->next(shard, answered_[shard], sent, out)) continue;
+        if (sent + steps_[peer] / 100 >= steps_[peer]) out.header.flags |= wire::kLastPart;
         non_finite_ |= (out.header.flags & wire::kNonFinite) != 0;
         return true;
     }
     return false;
 }
 
+// In place of a contribution: there is none, or the op is over for us.
+void Op::put_end(Rank peer, Outgoing& out) {
+    out.header.shard = shape_.shard_of(peer, seq_);
+    out.header.flags = wire::kEmpty | wire::kLastPart | (finished_ ? wire::kOver : 0);
+}
+
 void Op::retract(const Outgoing& out) {
+    if (out.again) return;
     if (out.header.stage() == wire::Stage::kGather) {
-        owned_->rewind(out.peer, out.rewind);
+        owned_->rewind(out.peer, out.rewind, out.parcel.granules);
     } else {
         sent_[out.peer] = out.rewind.granule;
         if (contributions_) contributions_->retract(out);
@@ -196,9 +269,10 @@ void Op::scan_unsent() {
     }
 }
 
-OpReport Op::finish(Time now, Status status, bool record_fates) {
-    owned_->close(now);  // the own contribution leaves with the bucket
-    owned_->leave();
+OpReport Op::finish(Time now, Status status, Ending ending, bool awaited, bool record_fates) {
+    report_.gather_ending = ending;
+    owned_->close(now, ending);  // the own contribution leaves with the bucket
+    owned_->leave(awaited);
     scan_unsent();
     means_->finish(own_shard(), held_);
     contributions_.reset();
@@ -228,8 +302,14 @@ void Op::fill_report(Time now, Status status, bool record_fates) {
     report_.contributed = contributing_;
     report_.planes = context_.codec == wire::Codec::kPlanes ? planes_ : 0;
     report_.entered_at = entered_at_;
+    report_.majority_entered_at = owned_->majority_entered_at();
     report_.scatter_closed_at = owned_->closed_at();
+    report_.scatter_ending = owned_->ending();
     report_.finished_at = now;
+    report_.peer_entered_at = owned_->entered_at();
+    report_.scatter_last_at = owned_->last_at();
+    report_.gather_last_at = gather_last_at_;
+    report_.silent = context_.silent;
     const auto missing = [&](Rank shard, const GranuleSet& set) {
         std::uint32_t coords = 0;
         for (std::uint32_t g = 0, last, all = layout_.granules(shard); g < all; g = last) {

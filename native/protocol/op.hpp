@@ -39,7 +39,8 @@ public:
     // Packets that passed the endpoint's checks. scatter() needs own(), gather() needs hold() or an entry.
     std::optional<wire::Reject> scatter(Time now, const wire::Header& header,
                                         std::span<const std::byte> payload, Time source_entered_at);
-    std::optional<wire::Reject> gather(const wire::Header& header, std::span<const std::byte> payload);
+    std::optional<wire::Reject> gather(Time now, const wire::Header& header,
+                                       std::span<const std::byte> payload);
     void abstain(Rank rank, Time now);  // the rank will contribute nothing more
     void forsake(Rank owner);  // after the entry: the owner will send nothing more, as if all were EMPTY
     void forfeit(Time now);    // before the entry: give up the owned shard's memory, all of it is EMPTY
@@ -49,17 +50,21 @@ public:
         return entered_ && !finished_ && answered_count_ + own_final() == total_granules_;
     }
     // `bounds` are those of an op that the local rank has not entered.
-    Time close_at(const Bounds& bounds) const {
-        return owned_ ? owned_->close_at(entered_ ? bounds_ : bounds) : kNever;
+    OwnedShard::Close close_at(const Bounds& bounds) const {
+        return owned_ ? owned_->close_at(entered_ ? bounds_ : bounds) : OwnedShard::Close{};
     }
-    void close(Time now) { owned_->close(now); }
-    Time deadline() const { return entered_ && !finished_ ? deadline_ : kNever; }
+    void close(Time now, Ending ending) { owned_->close(now, ending); }
+    // When the clock ends it for the local rank, and by which rule.
+    OwnedShard::Close end_at() const;
 
-    // Ends the op for the caller: what did not come is zero. The bucket is not touched afterwards.
-    OpReport finish(Time now, Status status, bool record_fates);
+    // Ends the op for the caller: what did not come is zero. The bucket is not touched afterwards. `awaited`: some of the
+    // own mean that was sent may have to be sent again.
+    OpReport finish(Time now, Status status, Ending ending, bool awaited, bool record_fates);
 
     // The next packet for the peer: means first, then contributions.
     bool next_packet(Time now, Rank peer, Outgoing& out);
+    // One that was lost; false if it is of no use any more.
+    bool repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out);
     void retract(const Outgoing& out);
     bool pending(Rank peer) const;
     bool served(Rank peer) const { return (!owned_ || owned_->served(peer)) && !unsent(peer); }
@@ -70,13 +75,20 @@ public:
     void compact(Block smaller) { owned_->compact(std::move(smaller)); }
 
     void count_received(std::size_t bytes) { ++report_.received_packets, report_.received_bytes += bytes; }
-    void count_sent(std::size_t bytes) { ++report_.sent_packets, report_.sent_bytes += bytes; }
-    void uncount_sent(std::size_t bytes) { --report_.sent_packets, report_.sent_bytes -= bytes; }
+    void count_sent(const Outgoing& out, int sign = 1) {
+        report_.sent_packets += sign;
+        report_.sent_bytes += sign * (wire::kHeaderBytes + out.payload.size());
+        report_.resent_packets += sign * out.again;
+    }
 
 private:
     bool unsent(Rank peer) const { return sent_[peer] < steps_[peer]; }
     bool next_mean(Rank peer, Outgoing& out);
     bool next_contribution(Rank peer, Outgoing& out);
+    std::uint32_t put_mean(Rank peer, const Run& run, Outgoing& out);
+    void put_end(Rank peer, Outgoing& out);
+    void complete_header(Time now, Rank peer, Outgoing& out) const;
+    Time gathered_at() const;
     void fill_report(Time now, Status status, bool record_fates);
     void scan_unsent();
     bool non_finite() const { return non_finite_ || (owned_ && owned_->non_finite()); }
@@ -104,6 +116,9 @@ private:
     std::vector<GranuleSet> answered_;  // by shard: granules that came, with a mean or EMPTY
     std::vector<GranuleSet> held_;      // by shard: granules that came with a mean
     std::uint32_t answered_count_ = 0;
+    std::vector<Time> gather_last_at_;  // by owner: the latest packet of its mean; -1: none yet
+    std::vector<Time> ripe_at_;         // by owner: the last part of its mean came; -1: not yet
+    std::uint32_t unripe_;              // owners whose has not, the local rank left out
 
     bool non_finite_ = false;
     bool scanned_ = false;  // the whole bucket has been searched for Inf and NaN

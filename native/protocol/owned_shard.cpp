@@ -5,18 +5,23 @@
 
 namespace tailcut {
 
-OwnedShard::OwnedShard(const Shape& shape, std::uint32_t granules, std::unique_ptr<Reduction> values)
-    : shape_(shape),
+OwnedShard::OwnedShard(const OpContext& context, std::uint32_t granules, std::unique_ptr<Reduction> values)
+    : context_(context),
+      shape_(context.shape),
       granules_(granules),
       values_(std::move(values)),
-      arrived_(shape.ranks, GranuleSet(granules)),
+      arrived_(shape_.ranks, GranuleSet(granules)),
       settled_(granules),
       complete_(granules),
       final_(granules),
-      ended_(shape.ranks),
-      abstains_(shape.ranks),
-      entry_known_(shape.ranks),
-      cursors_(shape.ranks) {}
+      ended_(shape_.ranks),
+      abstains_(shape_.ranks),
+      entered_at_(shape_.ranks, -1),
+      last_at_(shape_.ranks, -1),
+      ripe_at_(shape_.ranks, -1),
+      unripe_(shape_.ranks),
+      cursors_(shape_.ranks),
+      sent_(shape_.ranks) {}
 
 void OwnedShard::enter(Time now, float* bucket_shard, bool contributing, int planes) {
     values_->leave_pool();
@@ -24,14 +29,15 @@ void OwnedShard::enter(Time now, float* bucket_shard, bool contributing, int pla
     if (closed()) return;
     values_->enter(bucket_shard, planes);
     note_entry(shape_.self, now);
+    ripen(shape_.self, now);
     if (!contributing) return abstain(shape_.self, now);
     arrived_[shape_.self].set(0, granules_);
     for (auto& settled : settled_) ++settled;
     settle_complete(0, granules_, now);
 }
 
-void OwnedShard::leave() {
-    bool needed = false;
+void OwnedShard::leave(bool awaited) {
+    bool needed = awaited;
     for (Rank peer = 0; peer < shape_.ranks; ++peer) needed |= peer != shape_.self && !served(peer);
     values_->leave(needed);
 }
@@ -39,6 +45,7 @@ void OwnedShard::leave() {
 void OwnedShard::abstain(Rank rank, Time now) {
     if (closed() || abstains_[rank]) return;
     abstains_[rank] = true;
+    ripen(rank, now);
     for (std::uint32_t g = 0; g < granules_; ++g) settled_[g] += !arrived_[rank].test(g);
     settle_complete(0, granules_, now);
 }
@@ -48,7 +55,7 @@ void OwnedShard::end(Rank rank, Time now) {
     const bool all = std::count(ended_.begin(), ended_.end(), true) == shape_.ranks - 1;
     if (!all || closed()) return abstain(rank, now);
     for (GranuleSet& arrived : arrived_) arrived.keep_only(final_);
-    close(now);
+    close(now, Ending::kDeadline);
 }
 
 std::optional<wire::Reject> OwnedShard::contribute(const wire::Header& header, std::uint32_t first,
@@ -58,6 +65,8 @@ std::optional<wire::Reject> OwnedShard::contribute(const wire::Header& header, s
     if (closed() || abstains_[from]) return wire::Reject::kLate;
     if (arrived_[from].any(first, last)) return wire::Reject::kDuplicate;
     arrived_[from].set(first, last);
+    last_at_[from] = now;
+    if (header.flags & wire::kLastPart) ripen(from, now);
     for (std::uint32_t g = first; g < last; ++g) ++settled_[g];
     values_->offer(header, first, last, payload);
     settle_complete(first, last, now);
@@ -66,23 +75,45 @@ std::optional<wire::Reject> OwnedShard::contribute(const wire::Header& header, s
 }
 
 void OwnedShard::note_entry(Rank rank, Time entered_at) {
-    if (entry_known_[rank]) return;
-    entry_known_[rank] = true;
+    if (entered_at_[rank] >= 0) return;
+    entered_at_[rank] = entered_at;
     entries_.insert(std::upper_bound(entries_.begin(), entries_.end(), entered_at), entered_at);
+}
+
+void OwnedShard::ripen(Rank rank, Time now) {
+    if (ripe_at_[rank] >= 0) return;
+    ripe_at_[rank] = now;
+    --unripe_;
+}
+
+// When the last parts of all ranks had come but for the silent ones.
+Time OwnedShard::ripe_at() const {
+    if (unripe_ > context_.silent_count || unripe_ == shape_.ranks) return kNever;
+    Time at = 0;
+    for (Rank rank = 0; rank < shape_.ranks; ++rank) {
+        if (ripe_at_[rank] < 0 && !context_.silent[rank]) return kNever;
+        at = std::max(at, ripe_at_[rank]);
+    }
+    return at;
 }
 
 // Rule 1: the clock is started by the majority, because one started by the fastest rank would throw the others
 // away; the first arrival only caps it.
-Time OwnedShard::close_at(const Bounds& bounds) const {
-    if (closed() || entries_.empty()) return kNever;
-    const std::size_t majority = (shape_.ranks + 1u) / 2u;
-    const Time cap = entries_.front() + bounds.scatter_cap;
-    return entries_.size() < majority ? cap : std::min(cap, entries_[majority - 1] + bounds.scatter);
+OwnedShard::Close OwnedShard::close_at(const Bounds& bounds) const {
+    if (closed() || entries_.empty()) return {};
+    Close close{entries_.front() + bounds.scatter_cap, Ending::kBound};
+    if (entries_.size() >= majority())
+        close.at = std::min(close.at, entries_[majority() - 1] + bounds.scatter);
+    const Time ripe = ripe_at();
+    if (ripe != kNever && ripe + bounds.scatter_grace < close.at)
+        close = {ripe + bounds.scatter_grace, Ending::kGrace};
+    return close;
 }
 
 // Close by the clock: every granule becomes final with whoever delivered it.
-void OwnedShard::close(Time now) {
+void OwnedShard::close(Time now, Ending ending) {
     if (closed()) return;
+    ending_ = ending;
     for (auto& settled : settled_) settled = shape_.ranks;
     settle_complete(0, granules_, now);
 }
@@ -128,8 +159,12 @@ void OwnedShard::advance(Rank peer, std::uint32_t granules) {
     const Run& run = runs_[at.run];
     if (run.first + at.granule == run.last) at = {at.run + 1, 0};
     at.granule += granules;
+    sent_[peer] += granules;
 }
 
-void OwnedShard::rewind(Rank peer, RunCursor to) { cursors_[peer] = to; }
+void OwnedShard::rewind(Rank peer, RunCursor to, std::uint32_t granules) {
+    cursors_[peer] = to;
+    sent_[peer] -= granules;
+}
 
 }  // namespace tailcut

@@ -7,19 +7,20 @@
 #include <span>
 #include <vector>
 
+#include "protocol/report.hpp"
 #include "protocol/values.hpp"
 
 namespace tailcut {
 
 class OwnedShard {
 public:
-    OwnedShard(const Shape& shape, std::uint32_t granules, std::unique_ptr<Reduction> values);
+    OwnedShard(const OpContext& context, std::uint32_t granules, std::unique_ptr<Reduction> values);
 
     // The caller's shard: holds the own contribution, if there is one, and receives the mean in its place.
     // The memory is no longer the pool's.
     void enter(Time now, float* bucket_shard, bool contributing, int planes);
-    // The caller takes its shard back. What a peer has not been sent yet is saved.
-    void leave();
+    // The caller takes its shard back. What a peer has not been sent yet is saved, and what it may need again.
+    void leave(bool awaited);
     // The rank will deliver nothing (more). Its missing granules are waited for no longer.
     void abstain(Rank rank, Time now);
     // As abstain(), and the rank will not apply the mean: it is sent nothing more, which would only delay ops that
@@ -30,11 +31,20 @@ public:
                                            std::uint32_t last, std::span<const std::byte> payload, Time now);
     void note_entry(Rank rank, Time entered_at);
 
-    Time close_at(const Bounds& bounds) const;
-    void close(Time now);  // reduce what has arrived
+    // When the clock closes it, and by which rule.
+    struct Close {
+        Time at = kNever;
+        Ending ending = Ending::kBound;
+    };
+    Close close_at(const Bounds& bounds) const;
+    void close(Time now, Ending ending);  // reduce what has arrived
 
     bool closed() const { return final_granules_ == granules_; }
     Time closed_at() const { return closed_at_; }
+    Ending ending() const { return ending_; }
+    Time majority_entered_at() const { return entries_.size() < majority() ? -1 : entries_[majority() - 1]; }
+    const std::vector<Time>& entered_at() const { return entered_at_; }
+    const std::vector<Time>& last_at() const { return last_at_; }
     std::uint32_t final_granules() const { return final_granules_; }
     bool non_finite() const { return non_finite_; }
     bool abstained(Rank rank) const { return abstains_[rank]; }
@@ -48,7 +58,11 @@ public:
         return values_->packet(peer, run, out);
     }
     void advance(Rank peer, std::uint32_t granules);
-    void rewind(Rank peer, RunCursor to);
+    void rewind(Rank peer, RunCursor to, std::uint32_t granules);
+    bool nearly_sent(Rank peer) const {  // but for the last hundredth
+        return closed() && sent_[peer] + granules_ / 100 >= granules_;
+    }
+    bool ended(Rank peer) const { return ended_[peer]; }
     bool served(Rank peer) const { return closed() && !pending(peer); }
 
     // Once closed: keep the mean only, in `smaller`.
@@ -60,8 +74,12 @@ public:
 private:
     void settle_complete(std::uint32_t first, std::uint32_t last, Time now);
     void append(Run run);
+    void ripen(Rank rank, Time now);  // nothing of note is to come from it
+    Time ripe_at() const;
+    std::size_t majority() const { return (shape_.ranks + 1u) / 2u; }
 
-    const Shape shape_;
+    const OpContext& context_;
+    const Shape& shape_;
     const std::uint32_t granules_;
     std::unique_ptr<Reduction> values_;
 
@@ -71,14 +89,19 @@ private:
     GranuleSet final_;                    // granules whose mean is computed
     std::vector<bool> ended_;             // by rank
     std::vector<bool> abstains_;          // by rank
-    std::vector<bool> entry_known_;       // by rank
-    std::vector<Time> entries_;           // ascending
+    std::vector<Time> entered_at_;        // by rank; -1: not known
+    std::vector<Time> entries_;           // the same, ascending
+    std::vector<Time> last_at_;           // by rank: its latest packet; -1: none yet
+    std::vector<Time> ripe_at_;           // by rank: its last part came; -1: not yet
+    std::uint32_t unripe_;                // ranks that have not
     std::uint32_t final_granules_ = 0;
     Time closed_at_ = 0;
+    Ending ending_ = Ending::kAll;
     bool non_finite_ = false;
 
     std::vector<Run> runs_;
-    std::vector<RunCursor> cursors_;  // by peer
+    std::vector<RunCursor> cursors_;   // by peer
+    std::vector<std::uint32_t> sent_;  // by peer: granules
     std::vector<Run> fresh_;          // scratch of settle_complete
 };
 

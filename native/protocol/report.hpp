@@ -6,6 +6,7 @@
 
 #include "protocol/granules.hpp"
 #include "protocol/types.hpp"
+#include "wire/header.hpp"
 
 namespace tailcut {
 
@@ -19,6 +20,22 @@ enum class Status : std::uint8_t {
     kOutOfMemory,     // the engine could not go on
 };
 
+// What ended a stage.
+enum class Ending : std::uint8_t {
+    kAll,       // everything had come
+    kGrace,     // the last parts had come, and the grace was over
+    kBound,     // its t_B
+    kDeadline,  // that of the op, or the caller
+};
+
+// A stage of an earlier op that had been cut: what it lacked has meanwhile come.
+struct LateCompletion {
+    Seq seq;
+    wire::Stage stage;
+    std::uint32_t bucket_len;
+    Duration took;
+};
+
 struct OpReport {
     Ticket ticket = 0;
     Status status = Status::kComplete;
@@ -30,8 +47,19 @@ struct OpReport {
     bool contributed = true;
     int planes = 0;  // bits a coordinate that this rank sent; 0: raw
     Time entered_at = 0;
-    Time scatter_closed_at = 0;  // when this rank closed SCATTER of its own shard
+    Time majority_entered_at = -1;  // when the ceil(N/2)-th rank entered; here and below -1: not known
+    Time scatter_closed_at = 0;     // when this rank closed SCATTER of its own shard
     Time finished_at = 0;
+    Ending scatter_ending = Ending::kAll, gather_ending = Ending::kAll;
+
+    // by rank
+    std::vector<Time> peer_entered_at;
+    std::vector<Time> scatter_last_at;  // the latest packet of its contribution
+    std::vector<Time> gather_last_at;   // the latest packet of its mean
+    std::vector<bool> silent;           // not waited for
+    // DATA sent to it since the last report, and found lost
+    std::vector<std::uint32_t> sent_to_packets, sent_lost_packets;
+    std::vector<LateCompletion> late;
 
     std::vector<std::uint32_t> shard_lengths;  // by owner: the coordinates of its shard in this op
 
@@ -46,7 +74,7 @@ struct OpReport {
 
     std::uint64_t sent_packets = 0, sent_bytes = 0;
     std::uint64_t received_packets = 0, received_bytes = 0;
-    std::uint64_t trimmed_packets = 0;
+    std::uint64_t trimmed_packets = 0, resent_packets = 0;
 
     // With Settings::record_fates: which granules arrived.
     std::vector<GranuleSet> contributions;  // by rank, over the own shard

@@ -1,5 +1,6 @@
 // What an endpoint sends, and to whom next.
 #include <algorithm>
+#include <memory>
 
 #include "protocol/endpoint.hpp"
 
@@ -64,43 +65,94 @@ bool Endpoint::next_for(Time now, Rank rank, Outgoing& out) {
     return false;
 }
 
-// The oldest op first, so that one that is nearly done is not delayed by the next.
+// The oldest op first, so that one that is nearly done is not delayed by the next; of each what is fresh, then what
+// was lost.
 bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
     Peer& peer = peers_[rank];
     for (auto at = slots_.lower_bound(peer.served_below); at != slots_.end(); ++at) {
         const Seq seq = at->first;
-        if (peer.left(seq) || (closing_ && seq >= next_seq_)) return false;
+        if (peer.left(seq) || (closing_ && seq >= next_seq_)) break;
         bool over = seq < next_seq_;
         for (auto& op : at->second.variants) {
-            over &= op->served(rank) && op->closed() && (op->finished() || !op->entered());
-            if (!op->pending(rank)) continue;
-            const auto shard_bytes = static_cast<std::uint64_t>(op->layout().shard_stride()) * sizeof(float);
-            const std::uint64_t payload_bytes = peer.settings.limits.payload_bytes;
-            const auto cost =
-                static_cast<std::uint32_t>(std::min(payload_bytes, shard_bytes) + wire::kHeaderBytes) +
-                kDatagramOverheadBytes;
-            if (!has_room_for(peer, seq) || !peer.has_credit(cost)) {
-                ask_later(now, peer);
-                return false;
-            }
-            if (!op->next_packet(now, rank, out)) continue;
+            const bool fresh = op->pending(rank), lost = !peer.path.lost().empty();
+            over &= op->served(rank) && op->closed() && (op->finished() || !op->entered()) && !lost;
+            if (!fresh && !lost) continue;
+            if (!may_send(now, rank, *op)) return false;
+            if (!(fresh && op->next_packet(now, rank, out)) && !next_lost(now, rank, *op, out)) continue;
             out.header.group_tag = settings_.group_tag;
             out.header.source = settings_.shape.self;
-            out.header.stamp_us = peer.next_stamp(now);
+            out.header.incast = terms_.incast;
+            if (out.header.flags & wire::kLastPart && !op->pending(rank)) out.header.flags |= wire::kReplyWanted;
+            peer.path.stamp(now, out.header);
             const auto bytes = static_cast<std::uint32_t>(wire::kHeaderBytes + out.payload.size());
-            peer.sent(out.header.stamp_us, bytes + kDatagramOverheadBytes);
-            op->count_sent(bytes);
+            peer.path.sent(out.header, out.parcel, bytes);
+            op->count_sent(out);
+            counters_.resent_packets += out.again;
             if (op->entered()) peer.told_entered = std::max(peer.told_entered, seq + 1);
+            if (turn_awaited_ && !op->pending(rank)) {
+                turn_awaited_ = false;
+                mark_all_ready();
+            }
             return true;
         }
         if (over && peer.served_below == seq) peer.served_below = seq + 1;
+    }
+    if (settings_.resend && peer.path.in_flight()) ask_later(now, peer);  // was the last of it lost?
+    return false;
+}
+
+// Whether the peer has room, the path credit, and the pace a packet for it.
+bool Endpoint::may_send(Time now, Rank rank, const Op& op) {
+    Peer& peer = peers_[rank];
+    const std::uint64_t shard_bytes = op.layout().shard_stride() * sizeof(float);
+    const std::uint64_t payload_bytes = peer.settings.limits.payload_bytes;
+    const auto cost = static_cast<std::uint32_t>(std::min(payload_bytes, shard_bytes) + wire::kHeaderBytes) +
+                      kDatagramOverheadBytes;
+    if (!has_room_for(peer, op.seq()) || !peer.path.has_credit(cost)) {
+        ask_later(now, peer);
+        return false;
+    }
+    if (!has_turn(rank, op)) {
+        turn_awaited_ = true;
+        return false;
+    }
+    const Time at = peer.path.paced_until(now);
+    if (at <= now) return true;
+    if (at < peer.wake_at) wakes_.push({peer.wake_at = at, rank});
+    return false;
+}
+
+// A receiver that wants to hear few senders at once is sent to when it is among the first so many in this sender's
+// order, which starts at the next rank: as each sender starts elsewhere, each receiver hears about so many.
+bool Endpoint::has_turn(Rank rank, const Op& op) const {
+    std::size_t before = peers_[rank].incast;
+    if (before == 0) return true;
+    for (std::size_t step = 1; step < peers_.size(); ++step) {
+        const auto other = static_cast<Rank>((settings_.shape.self + step) % peers_.size());
+        if (other == rank) return true;
+        const bool stuck = context_.silent[other] || peers_[other].path.probe_at != kNever;
+        if (!stuck && op.pending(other) && --before == 0) return false;
+    }
+    return true;
+}
+
+bool Endpoint::next_lost(Time now, Rank rank, Op& op, Outgoing& out) {
+    auto& lost = peers_[rank].path.lost();
+    for (std::size_t k = 0; k < lost.size();) {
+        if (lost[k].seq != op.seq() || lost[k].bucket_len != op.layout().bucket_len) {
+            ++k;
+            continue;
+        }
+        const Parcel parcel = lost[k];
+        lost.erase(lost.begin() + static_cast<std::ptrdiff_t>(k));
+        if (op.repeat(now, rank, parcel, out)) return true;
     }
     return false;
 }
 
 void Endpoint::ask_later(Time now, Peer& peer) {
-    peer.arm_probe(now);
-    next_probe_ = std::min(next_probe_, peer.probe_at);
+    peer.path.arm_probe(now);
+    next_probe_ = std::min(next_probe_, peer.path.probe_at);
 }
 
 // A peer that has not reached the op keeps its packets in its pool. Every sender reckons the room there alike,
@@ -127,31 +179,42 @@ void Endpoint::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outg
     out.header.group_tag = settings_.group_tag;
     out.header.source = settings_.shape.self;
     out.header.seq = type == wire::Type::kGoodbye ? goodbye_seq_ : next_seq_;
-    out.header.echo_us = peer.report_latest();
-    out.header.stamp_us = peer.next_stamp(now);
+    out.header.incast = terms_.incast;
+    peer.path.stamp(now, out.header);
+    Arrivals::Missing missing;
+    if (const std::size_t bytes = peer.arrivals.report(out.header, missing)) {
+        const auto keeper = std::make_shared<const Arrivals::Missing>(missing);
+        out.payload = std::span(*keeper).first(bytes);
+        out.keeper = keeper;
+    }
+    out.header.share = shares_.of(rank);
     peer.told_entered = next_seq_;
     ++counters_.feedback_packets;
+    counters_.feedback_bytes += wire::kHeaderBytes + out.payload.size();
     counters_.probe_packets += reply_wanted;
 }
 
-void Endpoint::retract(const Outgoing& out) {
+void Endpoint::retract(Time now, const Outgoing& out) {
     Peer& peer = peers_[out.peer];
     --counters_.sent_packets;
     counters_.sent_bytes -= wire::kHeaderBytes + out.payload.size();
     if (out.header.type != wire::Type::kData) {
         const bool reply_wanted = out.header.flags & wire::kReplyWanted;
         --counters_.feedback_packets;
+        counters_.feedback_bytes -= wire::kHeaderBytes + out.payload.size();
         counters_.probe_packets -= reply_wanted;
         peer.feedback_due = true;
         peer.probe_due |= reply_wanted;
         peer.goodbye_due |= out.header.type == wire::Type::kGoodbye;
     } else {
-        peer.unsent();
+        peer.path.unsent(now);
+        counters_.resent_packets -= out.again;
+        if (out.again) peer.path.lost().push_back(out.parcel);
         const auto slot = slots_.find(out.header.seq);
         for (auto& op : slot->second.variants)
             if (op->layout().bucket_len == out.header.bucket_len) {
                 op->retract(out);
-                op->uncount_sent(wire::kHeaderBytes + out.payload.size());
+                op->count_sent(out, -1);
             }
         peer.served_below = std::min(peer.served_below, out.header.seq);
     }

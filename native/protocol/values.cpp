@@ -7,7 +7,7 @@ namespace tailcut {
 
 OpContext::OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::PacketLimits> limits,
                      Memory& memory)
-    : shape(shape), codec(codec), limits(std::move(limits)), memory(memory) {
+    : shape(shape), codec(codec), limits(std::move(limits)), memory(memory), silent(shape.ranks) {
     gather_limits = this->limits[shape.self];
     for (Rank peer = 0; peer < shape.ranks; ++peer) {
         if (peer == shape.self) continue;

@@ -13,6 +13,7 @@
 #include "codec/send_order.hpp"
 #include "protocol/granules.hpp"
 #include "protocol/memory.hpp"
+#include "protocol/parcel.hpp"
 #include "protocol/types.hpp"
 #include "wire/header.hpp"
 
@@ -35,6 +36,8 @@ struct Outgoing {
     Rank peer = 0;
     wire::Header header;
     std::span<const std::byte> payload;
+    Parcel parcel;                       // what it is, to make it again if it is lost
+    bool again = false;                  // it was lost before
     RunCursor rewind;                    // where the peer's cursor stood, for Op::retract
     std::shared_ptr<const void> keeper;  // keeps encoded bytes alive, whatever the op does next
 };
@@ -48,6 +51,8 @@ struct OpContext {
     std::vector<codec::PacketLimits> limits;  // by peer
     codec::PacketLimits gather_limits;        // the least of all: a mean is encoded once, for everybody
     Memory& memory;
+    std::vector<bool> silent;  // by rank: nothing was heard of it for several ops
+    std::size_t silent_count = 0;
     // Of a packet with so many planes; 0 planes in raw.
     std::uint32_t granules(const codec::PacketLimits& within, int planes) const {
         return std::max(1u, within.granules(codec, planes));

@@ -16,25 +16,27 @@ enum Offset : std::size_t {
     kAtVersion = 1,
     kAtType = 2,
     kAtFlags = 3,
-    kAtGroupTag = 4,
+    kAtGroupTag = 4,  // 6 bytes
+    kAtNumber = 10,
     kAtSource = 12,
     kAtShard = 14,
     kAtSeq = 16,
-    kAtBucketLen = 20,
-    kAtFirst = 24,  // DATA; FEEDBACK carries echo_us here
-    kAtCount = 28,
+    kAtBucketLen = 20,  // DATA; FEEDBACK carries arrival_us here,
+    kAtFirst = 24,      // echo_us here,
+    kAtCount = 28,      // latest here,
     kAtCodec = 30,  // codec << 5 | planes
     kAtIncast = 31,
     kAtStamp = 32,
-    kAtEntry = 36,
+    kAtEntry = 36,  // and delay_us here
     kAtScale = 40,
-    kAtGainFull = 44,
+    kAtGainFull = 44,  // share in FEEDBACK
     kAtGainOne = 46,
 };
 
 std::uint8_t known_flags(std::uint8_t type) {
-    return type == static_cast<std::uint8_t>(Type::kData) ? kGatherStage | kEmpty | kNonFinite | kOver
-                                                          : kGoodbyeKnown | kReplyWanted;
+    return kReplyWanted | (type == static_cast<std::uint8_t>(Type::kData)
+                               ? kGatherStage | kEmpty | kNonFinite | kLastPart | kOver
+                               : kGoodbyeKnown);
 }
 
 bool known_codec(std::uint8_t type, std::uint8_t codec, std::uint8_t planes) {
@@ -83,19 +85,20 @@ HeaderBytes pack(const Header& header) {
     put(bytes, kAtVersion, kVersion);
     put(bytes, kAtType, static_cast<std::uint8_t>(header.type));
     put(bytes, kAtFlags, header.flags);
-    put(bytes, kAtGroupTag, header.group_tag);
+    put(bytes, kAtGroupTag, (header.group_tag & kTagMask) | std::uint64_t{header.number} << 48);
     put(bytes, kAtSource, header.source);
     put(bytes, kAtShard, header.shard);
     put(bytes, kAtSeq, header.seq);
-    put(bytes, kAtBucketLen, header.bucket_len);
-    put(bytes, kAtFirst, header.type == Type::kData ? header.first : header.echo_us);
-    put(bytes, kAtCount, header.count);
+    const bool data = header.type == Type::kData;
+    put(bytes, kAtBucketLen, data ? header.bucket_len : header.arrival_us);
+    put(bytes, kAtFirst, data ? header.first : header.echo_us);
+    put(bytes, kAtCount, data ? header.count : header.latest);
     put(bytes, kAtCodec, static_cast<std::uint8_t>(static_cast<unsigned>(header.codec) << 5 | header.planes));
     put(bytes, kAtIncast, header.incast);
     put(bytes, kAtStamp, header.stamp_us);
-    put(bytes, kAtEntry, header.entry_us);
+    put(bytes, kAtEntry, data ? header.entry_us : header.delay_us);
     put(bytes, kAtScale, header.scale);
-    put(bytes, kAtGainFull, header.gain_full);
+    put(bytes, kAtGainFull, data ? header.gain_full : header.share);
     put(bytes, kAtGainOne, header.gain_one);
     return bytes;
 }
@@ -120,18 +123,20 @@ Parsed parse(std::span<const std::byte> datagram) {
     header.type = static_cast<Type>(type);
     header.codec = static_cast<Codec>(codec >> 5);
     header.planes = codec & 31;
-    header.group_tag = get<std::uint64_t>(datagram, kAtGroupTag);
+    header.group_tag = get<std::uint64_t>(datagram, kAtGroupTag) & kTagMask;
+    header.number = get<std::uint16_t>(datagram, kAtNumber);
     header.source = get<std::uint16_t>(datagram, kAtSource);
     header.shard = get<std::uint16_t>(datagram, kAtShard);
     header.seq = get<std::uint32_t>(datagram, kAtSeq);
-    header.bucket_len = get<std::uint32_t>(datagram, kAtBucketLen);
-    (header.type == Type::kData ? header.first : header.echo_us) = get<std::uint32_t>(datagram, kAtFirst);
-    header.count = get<std::uint16_t>(datagram, kAtCount);
+    const bool data = header.type == Type::kData;
+    (data ? header.bucket_len : header.arrival_us) = get<std::uint32_t>(datagram, kAtBucketLen);
+    (data ? header.first : header.echo_us) = get<std::uint32_t>(datagram, kAtFirst);
+    (data ? header.count : header.latest) = get<std::uint16_t>(datagram, kAtCount);
     header.incast = get<std::uint8_t>(datagram, kAtIncast);
     header.stamp_us = get<std::uint32_t>(datagram, kAtStamp);
-    header.entry_us = get<std::uint32_t>(datagram, kAtEntry);
+    (data ? header.entry_us : header.delay_us) = get<std::uint32_t>(datagram, kAtEntry);
     header.scale = get<float>(datagram, kAtScale);
-    header.gain_full = get<std::uint16_t>(datagram, kAtGainFull);
+    (data ? header.gain_full : header.share) = get<std::uint16_t>(datagram, kAtGainFull);
     header.gain_one = get<std::uint16_t>(datagram, kAtGainOne);
     if (!sound_scale(header)) return refuse(Reject::kShape);
     parsed.ok = true;

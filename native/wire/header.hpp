@@ -13,6 +13,7 @@ inline constexpr std::size_t kHeaderBytes = 48;
 inline constexpr std::uint8_t kMagic = 0x7C;
 inline constexpr std::uint8_t kVersion = 1;
 inline constexpr std::uint32_t kNotEntered = 0xFFFFFFFF;
+inline constexpr std::uint64_t kTagMask = (std::uint64_t{1} << 48) - 1;
 
 enum class Type : std::uint8_t { kData = 1, kFeedback = 2, kGoodbye = 3 };
 enum class Codec : std::uint8_t { kRaw = 0, kPlanes = 1 };
@@ -23,10 +24,12 @@ enum Flag : std::uint8_t {
     kGatherStage = 1,  // the owner's mean; without it, a contribution to the owner
     kEmpty = 2,        // the run has no values (abstention in SCATTER, nobody delivered in GATHER)
     kNonFinite = 4,    // some rank's bucket of this op holds an Inf or a NaN
+    kLastPart = 16,    // of the last hundredth of a contribution or a mean: little more is to come
     kOver = 128,       // an EMPTY contribution: the source has ended the op and will not apply its mean
     // FEEDBACK, GOODBYE
     kGoodbyeKnown = 1,  // the destination's GOODBYE has been heard
-    kReplyWanted = 8,   // answer at once
+    // all
+    kReplyWanted = 8,  // answer at once
 };
 // Why a datagram was dropped. Everything from the network ends in exactly one of these or is used.
 enum class Reject : std::uint8_t {
@@ -51,15 +54,20 @@ struct Header {
     Type type = Type::kData;
     std::uint8_t flags = 0;
     std::uint8_t incast = 0;  // senders the source accepts at once; 0: unstated
-    std::uint64_t group_tag = 0;
+    std::uint64_t group_tag = 0;  // 48 bits
+    std::uint16_t number = 0;     // of the datagram, counted per source and destination
     std::uint16_t source = 0;
     std::uint16_t shard = 0;
     std::uint32_t seq =
         0;  // DATA: the op; FEEDBACK: ops entered; GOODBYE: first op neither entered nor served
     std::uint32_t bucket_len = 0;  // coordinates
     std::uint32_t first = 0;       // DATA: first coordinate of the run, within its shard
-    std::uint32_t echo_us = 0;     // FEEDBACK: the latest stamp_us received from the destination
     std::uint16_t count = 0;       // coordinates in the run; 0 with kEmpty: the whole shard
+    // FEEDBACK, GOODBYE: of the latest datagram received from the destination, its stamp (0: none came), when it came by
+    // the source's clock, and its number; and the least of (arrival - stamp) since the last FEEDBACK.
+    std::uint32_t echo_us = 0, arrival_us = 0, delay_us = 0;
+    std::uint16_t latest = 0;
+    std::uint16_t share = 0;  // what came from the destination of late, in 1/256 of the mean over sources; 0: unknown
     Codec codec = Codec::kRaw;
     std::uint8_t planes = 0;               // bits per coordinate; 0 for raw
     std::uint32_t stamp_us = 0;            // strictly increasing per source and destination
@@ -91,6 +99,10 @@ constexpr std::size_t gain_table_bytes(int planes, bool measured) {
     const int stated = planes - 2 < kMeasuredPlanes - 1 ? planes - 2 : kMeasuredPlanes - 1;
     return measured && stated > 0 ? 2 * static_cast<std::size_t>(stated) : 0;
 }
+
+// FEEDBACK, GOODBYE: bit k of the payload, lowest of the first byte first, is set if number `latest` - k has come. What
+// it does not reach back to has all come, as far back as kReportNumbers.
+inline constexpr std::size_t kReportNumbers = 512;
 
 // The payload bytes that an untrimmed packet with this header carries.
 std::size_t stated_payload_bytes(const Header& header);

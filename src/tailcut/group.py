@@ -122,6 +122,7 @@ class Group:
                 card.pool_bytes,
                 route.payload_bytes,
                 _trim_payload_bytes(self.config, route),
+                paced=not is_loopback(route.address),
             )
             for card, route in zip(roster.cards, roster.routes, strict=True)
         ]
@@ -129,9 +130,10 @@ class Group:
             rank=self.rank,
             ranks=self.world_size,
             seed=self.config.seed,
-            group_tag=(roster.tag + index) % (1 << 64),
+            group_tag=(roster.tag + index) % _native.TAGS,
             window_ops=self.config.window_ops,
             codec=CODEC_IDS[self.codec],
+            resend=True,
             pool_bytes=self.config.pool_bytes,
             window_bytes=roster.cards[self.rank].window_bytes,
             terms=self._terms,

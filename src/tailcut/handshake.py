@@ -107,7 +107,7 @@ class Handshake:
                 datagram = incoming.recv(_LARGEST, socket.MSG_PEEK)
             except OSError:  # empty
                 return False
-            if group_tag is not None and _belongs(datagram, (group_tag + lane) % (1 << 64)):
+            if group_tag is not None and _belongs(datagram, (group_tag + lane) % _native.TAGS):
                 return True
             with suppress(OSError):
                 self._take(lane, *incoming.recvfrom(_LARGEST))

@@ -225,7 +225,7 @@ class _Meeting:
 
     def _tag(self) -> int:
         instances = "".join(self._cards[r].instance for r in range(self._world_size))
-        return int.from_bytes(hashlib.blake2b(instances.encode(), digest_size=8).digest(), "little")
+        return int.from_bytes(hashlib.blake2b(instances.encode(), digest_size=6).digest(), "little")
 
     def _not_ready(self, tag: int) -> list[int]:
         return [

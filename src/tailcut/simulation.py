@@ -85,6 +85,10 @@ class Scenario:
     """Largest payload."""
     codec: str = "raw"
     planes: int = 16
+    resend: bool = True
+    """Lost packets are sent again while their stage is open."""
+    paced: bool = False
+    """Senders find and keep the rate of each path."""
     planes_by_rank: Mapping[int, int] = field(default_factory=dict)
     """Ranks that send with other planes than ``planes``."""
     trim_bytes: int = 0
@@ -160,7 +164,7 @@ def _spec(scenario: Scenario) -> _native.SimSpec:
     spec = _native.SimSpec()
     for name in (
         *("ranks", "seed", "loss", "duplicate", "corrupt", "trim", "bytes_per_s", "queue_bytes"),
-        *("socket_buffer_bytes", "pool_bytes", "window_ops", "first_seq", "depth", "record"),
+        *("socket_buffer_bytes", "pool_bytes", "window_ops", "first_seq", "depth", "record", "resend", "paced"),
     ):
         setattr(spec, name, getattr(scenario, name))
     spec.delay_ns = _ns(scenario.delay_s)

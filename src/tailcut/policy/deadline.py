@@ -16,5 +16,8 @@ def fixed_bounds(deadline_s: float) -> _native.Bounds:
     return _native.Bounds(
         scatter_ns=round(SCATTER_SHARE * deadline_ns),
         scatter_cap_ns=round(SCATTER_CAP_SHARE * deadline_ns),
+        gather_ns=deadline_ns,
+        scatter_grace_ns=deadline_ns,
+        gather_grace_ns=deadline_ns,
         deadline_ns=deadline_ns,
     )

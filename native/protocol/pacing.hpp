@@ -1,0 +1,64 @@
+// The rate at which a rank sends to one other: found from how long datagrams take and how fast they arrive.
+//
+// Every FEEDBACK says when datagrams came and the least one-way delay among them; above the least ever seen, that is
+// the queue on the way, whatever the clocks say and however long the way back is. The rate is what was delivered, and
+// a part more while the queue is shorter than its target, a part less while it is longer, and a packet a round trip
+// more in any case. That keeps a standing queue of the target, so the bottleneck is busy. Receivers tell each sender
+// how its share compares with the others', and a sender knows that of each of its own paths: who has more yields some
+// to who has less, so that shares of a port or of an uplink become equal within a few round trips, as it takes for a
+// bucket to be through everywhere at the same time. Loss alone says little on a lossy link; much of it says that the
+// queue's room is shorter than the target, which is lowered. Where the queue stays long although this rank backs off, somebody else
+// fills it: then the rate follows loss, as theirs does.
+#pragma once
+
+#include <cstdint>
+
+#include "protocol/types.hpp"
+
+namespace tailcut {
+
+class RateControl {
+public:
+    // What a FEEDBACK tells of the datagrams since the last one.
+    struct Sample {
+        Duration rtt = 0;
+        Duration delay = 0;  // least one-way delay, by two clocks: only differences mean anything
+        Duration span = 0;   // between the latest arrival of this FEEDBACK and of the last one
+        std::uint64_t delivered_bytes = 0, lost_bytes = 0;
+        double receiver_share = 1;  // what came of it, relative to the mean over the receiver's sources
+        double sender_share = 1;    // its rate, relative to the mean over this sender's destinations
+    };
+
+    RateControl(std::uint32_t packet_bytes, Rank rivals);
+
+    void learn(Time now, const Sample& sample);
+    void push_back(Time now);  // the own host's queue is full
+    void limited() { limited_ = true; }  // the rate, not the data, is what holds back
+
+    double bytes_per_s() const { return rate_; }
+    Duration srtt() const { return srtt_; }
+    Duration queue() const { return queue_; }  // on the way, as last seen
+    std::uint64_t most_in_flight() const;
+    std::uint32_t quantum_bytes() const;  // sent at once: a few packets, or half a millisecond
+
+private:
+    void decide(Time now);
+    void start_up(bool congested);
+    void compete(Time now, double loss);
+    Duration target() const;
+    void keep_base(Time now, Duration delay);
+
+    const double packet_bytes_, first_bytes_;
+    double rate_, delivered_ = 0;  // bytes/s
+    bool starting_ = true, limited_ = false, competing_ = false;
+    Duration srtt_ = 0, base_rtt_ = 0, queue_ = 0;
+    Duration target_cap_ = kNever;       // what loss has shown to be too long a queue
+    Duration base_ = 0, next_base_ = 0;  // least one-way delay in the last period and in the one begun
+    Time base_since_ = -1, decided_at_ = 0, lowered_at_ = 0;
+    int crowded_ = 0, stalled_ = 0;              // decisions in a row
+    double crowded_from_ = 0, best_ = 0;         // the rate when crowding began; the most delivered while starting
+    double recent_lost_ = 0, recent_bytes_ = 0;  // with weights that fall with age
+    Sample sum_;                                 // since the last decision
+};
+
+}  // namespace tailcut
