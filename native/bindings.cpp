@@ -192,8 +192,8 @@ void bind_reports(nb::module_& m) {
             "__init__",
             [](Bounds* self, Duration scatter_ns, Duration scatter_cap_ns, Duration gather_ns,
                Duration scatter_grace_ns, Duration gather_grace_ns, Duration deadline_ns) {
-                new (self)
-                    Bounds{scatter_ns, scatter_cap_ns, gather_ns, scatter_grace_ns, gather_grace_ns, deadline_ns};
+                new (self) Bounds{scatter_ns,       scatter_cap_ns,  gather_ns,
+                                  scatter_grace_ns, gather_grace_ns, deadline_ns};
             },
             "scatter_ns"_a, "scatter_cap_ns"_a, "gather_ns"_a, "scatter_grace_ns"_a, "gather_grace_ns"_a,
             "deadline_ns"_a)
@@ -268,8 +268,9 @@ void bind_udp(nb::module_& m) {
                 for (const auto& [ipv4, port] : addresses) to.push_back({ipv4, port});
                 lane.start(settings, peers, std::move(to));
             },
-            "rank"_a, "ranks"_a, "seed"_a, "group_tag"_a, "window_ops"_a, "codec"_a, "resend"_a, "pool_bytes"_a,
-            "window_bytes"_a, "terms"_a, "peers"_a, "addresses"_a, nb::call_guard<nb::gil_scoped_release>())
+            "rank"_a, "ranks"_a, "seed"_a, "group_tag"_a, "window_ops"_a, "codec"_a, "resend"_a,
+            "pool_bytes"_a, "window_bytes"_a, "terms"_a, "peers"_a, "addresses"_a,
+            nb::call_guard<nb::gil_scoped_release>())
         .def(
             "submit",
             [](UdpLane& lane, const Bucket& bucket, const Terms& terms) {

@@ -152,7 +152,9 @@ def test_half_of_the_packets_trimmed_to_two_planes() -> None:
 
 def test_five_percent_of_the_packets_lost() -> None:
     inputs = [np.random.default_rng(0).standard_normal(8 * BLOCK).astype(np.float32)] * 2
-    simulation = simulate(scenario(ranks=2, length=8 * BLOCK, loss=0.05, resend=False, deadline_s=0.05), [inputs])
+    simulation = simulate(
+        scenario(ranks=2, length=8 * BLOCK, loss=0.05, resend=False, deadline_s=0.05), [inputs]
+    )
     # Equal vectors: a contribution that is missing costs nothing, a mean that is missing costs its share.
     assert 0.005 < nmse(simulation.results[0][0], inputs[0]) <= 0.055
 

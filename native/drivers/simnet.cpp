@@ -99,7 +99,8 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
     settings.resend = spec.resend;
     settings.first_seq = spec.first_seq;
     settings.record_fates = spec.record;
-    const std::vector<PeerSettings> peers(spec.ranks, {settings.window_bytes, spec.pool_bytes, spec.limits, spec.paced});
+    const std::vector<PeerSettings> peers(spec.ranks,
+                                          {settings.window_bytes, spec.pool_bytes, spec.limits, spec.paced});
     for (Rank rank = 0; rank < spec.ranks; ++rank) {
         settings.shape.self = rank;
         settings.terms = terms_of(rank);

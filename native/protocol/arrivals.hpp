@@ -35,7 +35,8 @@ public:
         if (!delay_known_ || after(least_delay_us_, delay_us)) least_delay_us_ = delay_us;
         delay_known_ = true;
         const int ahead = distance(latest_, header.number);
-        for (int k = 1; k <= std::min(ahead, kNumbers); ++k) mark(static_cast<std::uint16_t>(latest_ + k), false);
+        for (int k = 1; k <= std::min(ahead, kNumbers); ++k)
+            mark(static_cast<std::uint16_t>(latest_ + k), false);
         if (ahead > 0) latest_ = header.number;
         if (data && ahead > -kNumbers) mark(header.number, true);
     }

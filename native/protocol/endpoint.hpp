@@ -43,9 +43,9 @@ struct Counters {
     std::uint64_t sent_packets = 0, sent_bytes = 0;
     std::uint64_t feedback_packets = 0, feedback_bytes = 0, probe_packets = 0;
     std::uint64_t lost_packets = 0, resent_packets = 0;  // DATA found lost, and sent again
-    std::uint64_t late_gather_packets = 0;  // rule 9: kept out of the result
-    std::uint64_t forfeited_shards = 0;     // owned shards given up because the pool was full
-    std::uint64_t dropped_history = 0;      // means given up before every peer had them
+    std::uint64_t late_gather_packets = 0;               // rule 9: kept out of the result
+    std::uint64_t forfeited_shards = 0;                  // owned shards given up because the pool was full
+    std::uint64_t dropped_history = 0;                   // means given up before every peer had them
     std::array<std::uint64_t, wire::kRejectReasons> rejected{};
 };
 

@@ -124,8 +124,10 @@ void Endpoint::note_cuts(OpReport& report) {
     std::int64_t scatter = 0, gather = 0;
     for (Rank rank = 0; rank < peers_.size(); ++rank) {
         Path& path = peers_[rank].path;
-        const auto sent = path.sent_packets() - std::exchange(peers_[rank].reported_sent, path.sent_packets());
-        const auto lost = path.lost_packets() - std::exchange(peers_[rank].reported_lost, path.lost_packets());
+        const auto sent =
+            path.sent_packets() - std::exchange(peers_[rank].reported_sent, path.sent_packets());
+        const auto lost =
+            path.lost_packets() - std::exchange(peers_[rank].reported_lost, path.lost_packets());
         report.sent_to_packets.push_back(static_cast<std::uint32_t>(sent));
         report.sent_lost_packets.push_back(static_cast<std::uint32_t>(lost));
         if (report.silent[rank]) continue;
@@ -135,7 +137,8 @@ void Endpoint::note_cuts(OpReport& report) {
     for (const Rank rank : report.abstained)
         if (!report.silent[rank]) scatter -= report.scatter_missing[rank];
     if (report.scatter_ending != Ending::kAll && scatter > 0 && report.majority_entered_at >= 0)
-        cuts_.push_back({report.seq, wire::Stage::kScatter, report.bucket_len, report.majority_entered_at, scatter});
+        cuts_.push_back(
+            {report.seq, wire::Stage::kScatter, report.bucket_len, report.majority_entered_at, scatter});
     if (report.gather_ending != Ending::kAll && gather > 0)
         cuts_.push_back({report.seq, wire::Stage::kGather, report.bucket_len,
                          std::max(report.scatter_closed_at, report.entered_at), gather});
@@ -145,7 +148,8 @@ void Endpoint::note_cuts(OpReport& report) {
 // A packet of a stage that is over: when all that was missing has come, it is known how long the stage would have taken.
 void Endpoint::note_late(Time now, const wire::Header& header) {
     for (auto cut = cuts_.begin(); cut != cuts_.end(); ++cut) {
-        if (cut->seq != header.seq || cut->stage != header.stage() || cut->bucket_len != header.bucket_len) continue;
+        if (cut->seq != header.seq || cut->stage != header.stage() || cut->bucket_len != header.bucket_len)
+            continue;
         cut->missing -= header.count;
         if (cut->missing > 0) return;
         late_.push_back({cut->seq, cut->stage, cut->bucket_len, now - cut->from});
@@ -163,7 +167,8 @@ bool Endpoint::retired(Seq seq, const Op& op) const {
         const Peer& peer = peers_[rank];
         if (rank == settings_.shape.self || peer.left(seq)) continue;
         if (!op.served(rank)) return false;
-        if (settings_.resend && !peer.gone && peer.path.awaits(seq)) return false;  // it may have to be sent again
+        if (settings_.resend && !peer.gone && peer.path.awaits(seq))
+            return false;  // it may have to be sent again
     }
     return true;
 }

@@ -149,9 +149,9 @@ OwnedShard::Close Op::end_at() const {
 
 bool Op::next_packet(Time now, Rank peer, Outgoing& out) {
     out = {};
-    // Means come first: they end ops. But the word that we have ended this one stops means that come too late.
-    const bool found = finished_ || true ? next_contribution(peer, out) || next_mean(peer, out)
-                                 : next_mean(peer, out) || next_contribution(peer, out);
+    // Contributions come first: owners wait for the last of them, and means can use what they leave of the uplink. So
+    // does the word that we have ended the op: it stops means that come too late.
+    const bool found = next_contribution(peer, out) || next_mean(peer, out);
     if (found) complete_header(now, peer, out);
     return found;
 }

@@ -61,7 +61,7 @@ public:
     // own mean that was sent may have to be sent again.
     OpReport finish(Time now, Status status, Ending ending, bool awaited, bool record_fates);
 
-    // The next packet for the peer: means first, then contributions.
+    // The next packet for the peer: contributions first, then means.
     bool next_packet(Time now, Rank peer, Outgoing& out);
     // One that was lost; false if it is of no use any more.
     bool repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out);

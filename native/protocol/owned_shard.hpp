@@ -102,7 +102,7 @@ private:
     std::vector<Run> runs_;
     std::vector<RunCursor> cursors_;   // by peer
     std::vector<std::uint32_t> sent_;  // by peer: granules
-    std::vector<Run> fresh_;          // scratch of settle_complete
+    std::vector<Run> fresh_;           // scratch of settle_complete
 };
 
 }  // namespace tailcut

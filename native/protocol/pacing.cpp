@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 
 namespace tailcut {
 namespace {
@@ -16,29 +14,32 @@ constexpr Duration kQuantum = kMillisecond / 2;
 constexpr std::uint32_t kMostQuantumBytes = 60 * 1024;  // what one segmented send can take
 
 // The queue that a sender aims at: what 48 kB take at its own rate, but at most 2 ms, which is a third of a switch port
-// of 150 kB at 200 Mbit/s; and not less than a quarter of the round trip, in which it cannot react.
-constexpr double kTargetBytes = 48 * 1024;
-constexpr Duration kMostTarget = 2 * kMillisecond;
+// of 150 kB at 200 Mbit/s, or on slow links 4 packets; and not less than a quarter of the round trip, in which it
+// cannot react.
+constexpr double kTargetBytes = 48 * 1024, kTargetPackets = 4;
+constexpr Duration kTarget = 2 * kMillisecond, kMostTarget = 8 * kMillisecond;
 constexpr Duration kLeastTarget = 50 * kMicrosecond;
 
 constexpr Duration kBasePeriod = 10 * 1000 * kMillisecond;  // paths change: an older minimum is forgotten
 constexpr double kCongestiveLoss = 0.02, kHeavyLoss = 0.10;
 constexpr double kLossPackets = 200;  // over which loss is averaged
-constexpr double kGain = 0.25;      // of the rate, for a queue of nothing or of twice the target
-constexpr double kYield = 0.5;      // towards equal shares: the power of their ratio
-constexpr double kMostDrop = 0.5;   // of the rate at once
-constexpr int kCrowdedRounds = 10;  // with a queue that halving the rate does not drain
+constexpr double kGain = 0.25;        // of the rate, for a queue of nothing or of twice the target
+constexpr double kYield = 0.5;        // towards equal shares: the power of their ratio
+constexpr double kMostDrop = 0.5;     // of the rate at once
+constexpr int kCrowdedRounds = 10;    // with a queue that halving the rate does not drain
 
 }  // namespace
 
 RateControl::RateControl(std::uint32_t packet_bytes, Rank rivals)
     : packet_bytes_(packet_bytes),
-      first_bytes_(packet_bytes_ * std::clamp(kFirstInPort / std::max(1, int{rivals}), 2, int{kFirstPackets})),
-      rate_(first_bytes_ / static_cast<double>(kAssumedRtt) * kSecond) {}
+      start_bytes_(packet_bytes_ *
+                   std::clamp(kFirstInPort / std::max(1, int{rivals}), 2, int{kFirstPackets})),
+      rate_(start_bytes_ / static_cast<double>(kAssumedRtt) * kSecond) {}
 
 std::uint64_t RateControl::most_in_flight() const {
-    if (srtt_ == 0) return static_cast<std::uint64_t>(first_bytes_);
-    const double bytes = 1.25 * rate_ * static_cast<double>(srtt_ + target()) / kSecond + 2.0 * quantum_bytes();
+    if (starting_) return static_cast<std::uint64_t>(start_bytes_);
+    const double bytes =
+        1.25 * rate_ * static_cast<double>(srtt_ + target()) / kSecond + 2.0 * quantum_bytes();
     return static_cast<std::uint64_t>(std::max(bytes, 4 * packet_bytes_));
 }
 
@@ -50,7 +51,9 @@ std::uint32_t RateControl::quantum_bytes() const {
 
 Duration RateControl::target() const {
     const auto own = static_cast<Duration>(kTargetBytes / rate_ * kSecond);
-    const Duration wanted = std::max({base_rtt_ / 4, std::min(own, kMostTarget), kLeastTarget});
+    const auto few = static_cast<Duration>(kTargetPackets * packet_bytes_ / rate_ * kSecond);
+    const Duration most = std::clamp(few, kTarget, kMostTarget);
+    const Duration wanted = std::max({base_rtt_ / 4, std::min(own, most), kLeastTarget});
     return std::min(wanted, target_cap_);
 }
 
@@ -92,17 +95,17 @@ void RateControl::decide(Time now) {
     const double loss = recent_lost_ / std::max(recent_bytes_, kLossPackets / 2 * packet_bytes_);
     const bool overrun = loss > kHeavyLoss || (loss > kCongestiveLoss && queue_ > target() / 4);
     if (overrun) {
-        target_cap_ = std::max(kLeastTarget, std::min(target(), 3 * queue_ / 4));
+        target_cap_ = std::max(kLeastTarget, target() / 2);
         recent_lost_ = 0;  // answered
     } else if (target_cap_ != kNever) {
-        target_cap_ += std::max<Duration>(1, target_cap_ / 256);
+        target_cap_ += target_cap_ / 32;
     }
     // A span in which little was sent tells nothing of what the path carries.
-    const double delivered = static_cast<double>(sum_.delivered_bytes) / static_cast<double>(sum_.span) * kSecond;
+    const double delivered =
+        static_cast<double>(sum_.delivered_bytes) / static_cast<double>(sum_.span) * kSecond;
     if (limited_) delivered_ = delivered_ == 0 ? delivered : (delivered_ + delivered) / 2;
     const bool congested = queue_ > target() || overrun;
 
-    if (getenv("DBG")) fprintf(stderr, "%p t=%.2f rate=%.2f d=%.2f q=%.2f T=%.2f srtt=%.2f loss=%.3f lim=%d st=%d cr=%d comp=%d rs=%.2f ss=%.2f\n", (void*)this, now*1e-6, rate_*1e-6, delivered*1e-6, queue_*1e-6, target()*1e-6, srtt_*1e-6, loss, limited_, starting_, crowded_, competing_, sum_.receiver_share, sum_.sender_share);
     if (starting_) return start_up(congested);
     if (!congested) crowded_ = competing_ = 0;
     if (competing_) return compete(now, loss);
@@ -110,7 +113,8 @@ void RateControl::decide(Time now) {
     lowered_at_ = now;
     if (congested && crowded_++ == 0) crowded_from_ = rate_;
     const double excess = static_cast<double>(queue_) / static_cast<double>(target()) - 1;
-    const double rounds = std::min(1.0, static_cast<double>(now - decided_at_) / static_cast<double>(srtt_ + 1));
+    const double rounds =
+        std::min(1.0, static_cast<double>(now - decided_at_) / static_cast<double>(srtt_ + 1));
     const double change = std::clamp(-kGain * excess, -kMostDrop, kGain);
     const double fair = std::clamp(std::pow(sum_.receiver_share * sum_.sender_share, -kYield), 0.8, 1.25);
     const double wanted = (limited_ ? delivered_ : rate_) * (overrun ? 1 - kGain : 1 + change) * fair;
@@ -125,8 +129,9 @@ void RateControl::start_up(bool congested) {
     stalled_ = delivered_ > 1.25 * best_ ? 0 : stalled_ + 1;
     best_ = std::max(best_, delivered_);
     starting_ = !congested && stalled_ < 3;
+    start_bytes_ *= 2;
     if (starting_)
-        rate_ = std::min(2 * rate_, std::max(rate_, 2 * delivered_));
+        rate_ = std::max(rate_, 2 * delivered_);
     else if (delivered_ > 0)
         rate_ = std::min(rate_, delivered_);
 }
@@ -134,7 +139,8 @@ void RateControl::start_up(bool congested) {
 void RateControl::compete(Time now, double loss) {
     if (now - lowered_at_ < srtt_) return;
     lowered_at_ = now;
-    rate_ = loss > kCongestiveLoss / 4 ? 0.7 * rate_ : std::min(rate_ * 1.0625, 2 * delivered_ + packet_bytes_);
+    rate_ =
+        loss > kCongestiveLoss / 4 ? 0.7 * rate_ : std::min(rate_ * 1.0625, 2 * delivered_ + packet_bytes_);
 }
 
 void RateControl::push_back(Time now) {

@@ -32,7 +32,7 @@ public:
     RateControl(std::uint32_t packet_bytes, Rank rivals);
 
     void learn(Time now, const Sample& sample);
-    void push_back(Time now);  // the own host's queue is full
+    void push_back(Time now);            // the own host's queue is full
     void limited() { limited_ = true; }  // the rate, not the data, is what holds back
 
     double bytes_per_s() const { return rate_; }
@@ -48,15 +48,16 @@ private:
     Duration target() const;
     void keep_base(Time now, Duration delay);
 
-    const double packet_bytes_, first_bytes_;
+    const double packet_bytes_;
+    double start_bytes_;           // in flight while starting; doubles every round trip
     double rate_, delivered_ = 0;  // bytes/s
     bool starting_ = true, limited_ = false, competing_ = false;
     Duration srtt_ = 0, base_rtt_ = 0, queue_ = 0;
     Duration target_cap_ = kNever;       // what loss has shown to be too long a queue
     Duration base_ = 0, next_base_ = 0;  // least one-way delay in the last period and in the one begun
     Time base_since_ = -1, decided_at_ = 0, lowered_at_ = 0;
-    int crowded_ = 0, stalled_ = 0;              // decisions in a row
-    double crowded_from_ = 0, best_ = 0;         // the rate when crowding began; the most delivered while starting
+    int crowded_ = 0, stalled_ = 0;       // decisions in a row
+    double crowded_from_ = 0, best_ = 0;  // the rate when crowding began; the most delivered while starting
     double recent_lost_ = 0, recent_bytes_ = 0;  // with weights that fall with age
     Sample sum_;                                 // since the last decision
 };

@@ -42,9 +42,10 @@ void Path::stamp(Time now, wire::Header& header) {
     header.number = number_;
     if (header.type != wire::Type::kData) return;
     header.number = static_cast<std::uint16_t>(number_ + 1);
-    const auto most = static_cast<std::uint32_t>(std::min<std::uint64_t>(window_bytes_, rate_.most_in_flight()));
-    const std::uint32_t ask = std::clamp((paced_ ? most : window_bytes_) / 4, kLeastAskPackets * packet_bytes_,
-                                         kMostAskPackets * packet_bytes_);
+    const auto most =
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(window_bytes_, rate_.most_in_flight()));
+    const std::uint32_t ask = std::clamp((paced_ ? most : window_bytes_) / 4,
+                                         kLeastAskPackets * packet_bytes_, kMostAskPackets * packet_bytes_);
     if (unasked_ >= ask) header.flags |= wire::kReplyWanted;
 }
 
@@ -58,7 +59,8 @@ void Path::sent(const wire::Header& header, const Parcel& parcel, std::uint32_t 
     unasked_ = header.flags & wire::kReplyWanted ? 0 : unasked_ + bytes;
     due_ += pace_of(bytes);
     ++sent_packets_;
-    const auto op = std::find_if(by_op_.begin(), by_op_.end(), [&](auto& e) { return e.first == parcel.seq; });
+    const auto op =
+        std::find_if(by_op_.begin(), by_op_.end(), [&](auto& e) { return e.first == parcel.seq; });
     if (op != by_op_.end())
         ++op->second;
     else

@@ -82,7 +82,8 @@ bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
             out.header.group_tag = settings_.group_tag;
             out.header.source = settings_.shape.self;
             out.header.incast = terms_.incast;
-            if (out.header.flags & wire::kLastPart && !op->pending(rank)) out.header.flags |= wire::kReplyWanted;
+            if (out.header.flags & wire::kLastPart && !op->pending(rank))
+                out.header.flags |= wire::kReplyWanted;
             peer.path.stamp(now, out.header);
             const auto bytes = static_cast<std::uint32_t>(wire::kHeaderBytes + out.payload.size());
             peer.path.sent(out.header, out.parcel, bytes);

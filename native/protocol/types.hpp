@@ -71,9 +71,9 @@ struct Layout {
 
 // When the stages of an op end, at the latest and early.
 struct Bounds {
-    Duration scatter = 0;        // t_B: SCATTER closes this long after the entry of the ceil(N/2)-th rank,
-    Duration scatter_cap = 0;    // and at the latest this long after the first
-    Duration gather = 0;         // t_B: the op ends this long after the own shard has closed, or the own entry
+    Duration scatter = 0;      // t_B: SCATTER closes this long after the entry of the ceil(N/2)-th rank,
+    Duration scatter_cap = 0;  // and at the latest this long after the first
+    Duration gather = 0;       // t_B: the op ends this long after the own shard has closed, or the own entry
     Duration scatter_grace = 0;  // t_C: a stage ends this long after the last parts of all ranks that are not
     Duration gather_grace = 0;   // silent have come
     Duration deadline = 0;       // the whole op, from the rank's own entry

@@ -24,7 +24,7 @@ enum Offset : std::size_t {
     kAtBucketLen = 20,  // DATA; FEEDBACK carries arrival_us here,
     kAtFirst = 24,      // echo_us here,
     kAtCount = 28,      // latest here,
-    kAtCodec = 30,  // codec << 5 | planes
+    kAtCodec = 30,      // codec << 5 | planes
     kAtIncast = 31,
     kAtStamp = 32,
     kAtEntry = 36,  // and delay_us here

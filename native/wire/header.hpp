@@ -53,7 +53,7 @@ const char* name(Reject reason);
 struct Header {
     Type type = Type::kData;
     std::uint8_t flags = 0;
-    std::uint8_t incast = 0;  // senders the source accepts at once; 0: unstated
+    std::uint8_t incast = 0;      // senders the source accepts at once; 0: unstated
     std::uint64_t group_tag = 0;  // 48 bits
     std::uint16_t number = 0;     // of the datagram, counted per source and destination
     std::uint16_t source = 0;
@@ -67,7 +67,8 @@ struct Header {
     // the source's clock, and its number; and the least of (arrival - stamp) since the last FEEDBACK.
     std::uint32_t echo_us = 0, arrival_us = 0, delay_us = 0;
     std::uint16_t latest = 0;
-    std::uint16_t share = 0;  // what came from the destination of late, in 1/256 of the mean over sources; 0: unknown
+    std::uint16_t share =
+        0;  // what came from the destination of late, in 1/256 of the mean over sources; 0: unknown
     Codec codec = Codec::kRaw;
     std::uint8_t planes = 0;               // bits per coordinate; 0 for raw
     std::uint32_t stamp_us = 0;            // strictly increasing per source and destination

@@ -164,7 +164,16 @@ def _spec(scenario: Scenario) -> _native.SimSpec:
     spec = _native.SimSpec()
     for name in (
         *("ranks", "seed", "loss", "duplicate", "corrupt", "trim", "bytes_per_s", "queue_bytes"),
-        *("socket_buffer_bytes", "pool_bytes", "window_ops", "first_seq", "depth", "record", "resend", "paced"),
+        *(
+            "socket_buffer_bytes",
+            "pool_bytes",
+            "window_ops",
+            "first_seq",
+            "depth",
+            "record",
+            "resend",
+            "paced",
+        ),
     ):
         setattr(spec, name, getattr(scenario, name))
     spec.delay_ns = _ns(scenario.delay_s)
