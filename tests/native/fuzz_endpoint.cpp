@@ -26,7 +26,7 @@ namespace {
 
 using namespace tailcut;
 
-constexpr std::uint64_t kTag = 0x7461696C63757421;
+constexpr std::uint64_t kTag = 0x7461696C6375;
 constexpr std::size_t kGuard = 16;  // floats on each side of a bucket
 constexpr std::size_t kWireDatagrams = 64;
 constexpr std::array<std::uint32_t, 12> kLengths = {0, 1, 63, 64, 65, 127, 128, 129, 300, 640, 1000, 2000};
@@ -218,7 +218,7 @@ std::vector<Datagram> Host::transmit(Time now, std::size_t most, std::size_t ret
         batch.push_back(out);
     }
     for (; retracted > 0 && !batch.empty(); --retracted) {
-        endpoint.retract(batch.back());
+        endpoint.retract(now, batch.back());
         batch.pop_back();
         datagrams.pop_back();
     }
@@ -233,11 +233,15 @@ void Host::check_outgoing(const Outgoing& out) {
     MUST(parsed.ok);
     MUST(header.group_tag == kTag && header.source == settings_.shape.self);
     MUST(out.peer < settings_.shape.ranks && out.peer != settings_.shape.self);
-    MUST(stamps_[out.peer] == 0 || after(header.stamp_us, stamps_[out.peer]));
+    MUST(stamps_[out.peer] == 0 || !after(stamps_[out.peer], header.stamp_us));
     MUST(header.stamp_us != 0);
     stamps_[out.peer] = header.stamp_us;
+    if (header.type != wire::Type::kData) {
+        MUST(out.payload.size() <= wire::kReportNumbers / 8);
+        return;
+    }
     MUST(out.payload.size() == wire::stated_payload_bytes(header));
-    if (header.type == wire::Type::kData) check_data(header, out);
+    check_data(header, out);
 }
 
 void Host::check_data(const wire::Header& header, const Outgoing& out) const {
@@ -304,8 +308,14 @@ Group::Group(Script& script) : script_(script) {
     const std::uint32_t limits = script.take<std::uint8_t>();
     const std::uint32_t times = script.take<std::uint8_t>();
     terms_.planes = static_cast<int>(1 + group / 8 % 16);
-    terms_.bounds = {(1 + times % 4) * kMillisecond, (4 + times / 4 % 4) * kMillisecond,
-                     (4 + times / 16) * kMillisecond};
+    const Duration deadline = (4 + times / 16) * kMillisecond;
+    terms_.bounds = {(1 + times % 4) * kMillisecond,
+                     (4 + times / 4 % 4) * kMillisecond,
+                     (1 + times / 4 % 8) * kMillisecond,
+                     times % 8 * kMillisecond,
+                     times / 2 % 8 * kMillisecond,
+                     deadline};
+    terms_.incast = times % 3;
     Settings settings;
     settings.group_tag = kTag;
     settings.window_ops = 1 + limits % 5;
@@ -313,10 +323,11 @@ Group::Group(Script& script) : script_(script) {
     settings.window_bytes = 2048 * (1 + limits / 8 % 8);
     settings.codec = codec_;
     settings.terms = terms_;
+    settings.resend = limits % 4 != 3;
     if (limits >= 192) first_seq_ = 0xFFFFFFFF - script.below(8);  // rule 12: the end of the numbers
     settings.first_seq = first_seq_;
     const codec::PacketLimits packets{(1 + limits / 64 % 3) * 256, limits % 2 ? 16u : 0};
-    const std::vector<PeerSettings> peers(ranks_, {settings.window_bytes, pool_bytes_, packets});
+    const std::vector<PeerSettings> peers(ranks_, {settings.window_bytes, pool_bytes_, packets, group % 3 == 0});
     for (Rank rank = 0; rank < ranks_; ++rank) {
         settings.shape = {rank, ranks_, seed_};
         hosts_.push_back(std::make_unique<Host>(settings, peers));

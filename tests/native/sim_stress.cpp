@@ -102,6 +102,8 @@ void plan_hosts(Dice& dice, Plan& plan) {
     }
     spec.first_seq = dice.one_of<Seq>({0, 0, 1000, 0xFFFFFFF0});
     spec.record = true;
+    spec.resend = dice.chance(0.6);
+    spec.paced = dice.chance(0.6);
     const Seq ops = 1 + dice.below(7);
     spec.ops_by_rank.assign(spec.ranks, ops);
     plan.even = !dice.chance(0.2);
@@ -138,7 +140,7 @@ void plan_values(Dice& dice, Plan& plan) {
 // Nothing is lost, but packets are late, doubled, overtaken and queued; everybody has the time to wait.
 void plan_clean(Dice& dice, SimSpec& spec) {
     spec.window_ops = std::max(spec.window_ops, 2 * spec.depth);
-    spec.terms.bounds = {20 * kSecond, 30 * kSecond, 60 * kSecond};
+    spec.terms.bounds = {20 * kSecond, 30 * kSecond, 60 * kSecond, 60 * kSecond, 60 * kSecond, 60 * kSecond};
     spec.linger = 300 * kSecond;
     if (dice.chance(0.5)) spec.jitter = dice.between(0, kMillisecond);
     if (dice.chance(0.3)) spec.duplicate = 0.1;
@@ -163,8 +165,12 @@ void plan_stops(Dice& dice, SimSpec& spec) {
 
 void plan_faults(Dice& dice, SimSpec& spec) {
     const Duration scatter = dice.between(kMillisecond, 20 * kMillisecond);
-    spec.terms.bounds = {scatter, scatter + dice.between(0, 20 * kMillisecond),
-                         scatter + dice.between(0, 60 * kMillisecond)};
+    const Duration deadline = scatter + dice.between(0, 60 * kMillisecond);
+    spec.terms.bounds = {scatter, scatter + dice.between(0, 20 * kMillisecond), deadline, deadline, deadline, deadline};
+    if (dice.chance(0.3)) spec.terms.bounds.gather = dice.between(0, 20 * kMillisecond);
+    if (dice.chance(0.3)) spec.terms.bounds.scatter_grace = dice.between(0, 5 * kMillisecond);
+    if (dice.chance(0.3)) spec.terms.bounds.gather_grace = dice.between(0, 5 * kMillisecond);
+    if (dice.chance(0.3)) spec.terms.incast = static_cast<std::uint8_t>(dice.below(spec.ranks));
     spec.linger = dice.between(0, 200 * kMillisecond);
     if (dice.chance(0.4)) spec.loss = dice.one_of<double>({0.01, 0.1, 0.6});
     if (dice.chance(0.3)) spec.duplicate = dice.unit();

@@ -20,7 +20,8 @@ using namespace tailcut;
 constexpr std::uint32_t kLoopback = 0x7F000001;
 constexpr Duration kSecond = 1000 * kMillisecond;
 constexpr Duration kPatience = 15 * kSecond;
-constexpr Terms kGenerous{{10 * kSecond, 10 * kSecond, 12 * kSecond}, 16};
+constexpr Terms kGenerous{
+    {10 * kSecond, 10 * kSecond, 12 * kSecond, 12 * kSecond, 12 * kSecond, 12 * kSecond}, 16, 0};
 
 struct Broken : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -219,7 +220,8 @@ void closing_lets_ops_end(const Variant& variant) {
 
 // A lane that is destroyed without a word: the others' ops end at their deadline, and the process goes on.
 void destruction_is_a_death(const Variant& variant) {
-    const Terms terms{{100 * kMillisecond, 100 * kMillisecond, 300 * kMillisecond}, 16};
+    constexpr Duration kEnd = 300 * kMillisecond;
+    const Terms terms{{100 * kMillisecond, 100 * kMillisecond, kEnd, kEnd, kEnd, kEnd}, 16, 0};
     Lanes lanes(variant);
     std::vector<std::vector<float>> buckets;
     for (Rank rank = 0; rank < lanes.ranks(); ++rank) buckets.push_back(make_bucket(rank, 100'000));
