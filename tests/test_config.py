@@ -24,6 +24,9 @@ def test_every_field_can_be_set_by_the_environment(monkeypatch: pytest.MonkeyPat
     texts = {
         "offload": "0",
         "bound_sums": "1",
+        "resend": "0",
+        "adaptive": "0",
+        "straggler_share": "0.5",
         "address": "127.0.0.1",
         "deadline_s": "0.5",
         "rendezvous_s": "3",
@@ -56,6 +59,7 @@ def test_a_variable_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) 
         ("packet_bytes", 255),
         ("lanes", 0),
         ("seed", -1),
+        ("straggler_share", 1.1),
         ("address", "localhost"),
         ("rendezvous_s", 0),
     ],

@@ -293,3 +293,37 @@ def test_a_rank_alone_keeps_its_vector_whatever_the_codec(tmp_path: Path) -> Non
         expected = vector.copy()
         group.allreduce(vector).wait()
     assert vector.tobytes() == expected.tobytes()
+
+
+def test_stats_tell_the_derived_bounds_and_the_verdicts(tmp_path: Path) -> None:
+    with open_groups(tmp_path, 2, deadline_s=8.0) as groups:
+        assert groups[0].stats().bounds == {}
+        for _ in range(8):
+            reports = allreduce(groups, vectors(2, 1000))
+        assert all(len(report.verdicts) == 2 for report in reports)
+        stats = groups[0].stats()
+        assert list(stats.bounds) == [1023]
+        assert 0 < stats.bounds[1023].scatter_s < 4.0
+        assert [sum(counts.values()) for counts in stats.verdicts] == [8, 8]
+        assert stats.drop_share == (0.0, 0.0)
+
+
+def test_without_adaption_bounds_are_those_of_the_deadline(tmp_path: Path) -> None:
+    with open_groups(tmp_path, 2, deadline_s=8.0, adaptive=False) as groups:
+        for _ in range(8):
+            allreduce(groups, vectors(2, 1000))
+        bounds = groups[0].stats().bounds[1023]
+        assert (bounds.scatter_s, bounds.gather_s) == (4.0, 8.0)
+
+
+def test_an_alarm_is_a_warning_where_the_caller_waits_and_costs_no_report(tmp_path: Path) -> None:
+    with open_groups(tmp_path, 1) as (group,):
+        group._steering._alarms.append("tailcut: a rank is dropped")
+        with pytest.warns(RuntimeWarning, match="a rank is dropped") as caught:
+            group.allreduce(np.zeros(10, np.float32)).wait()
+        assert caught[0].filename == __file__
+        group._steering._alarms.append("tailcut: a rank is dropped")
+        work = group.allreduce(np.zeros(10, np.float32))
+        with pytest.raises(RuntimeWarning):
+            work.wait()
+        assert work.wait().status == "complete"

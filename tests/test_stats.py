@@ -25,6 +25,27 @@ def test_totals_fit_on_one_line():
     assert "contributes nothing until resynced" in str(Stats(contributing=False))
 
 
+def test_ranks_that_were_often_at_fault_are_named_the_worst_first():
+    stats = Stats(
+        verdicts=(
+            {"on time": 1000},
+            {"on time": 990, "network-late": 10},
+            {"on time": 900, "compute-late": 60, "silent": 40},
+            {"on time": 980, "lossy link to it": 20},
+        )
+    )
+    notes = str(stats).split("; ")[2:]
+    assert notes == [
+        "rank 2: compute-late in 60 ops, silent in 40 ops",
+        "rank 3: lossy link to it in 20 ops",
+    ]
+
+
+def test_derived_values_are_no_counts():
+    counts = Stats(verdicts=({"on time": 1},), drop_share=(0.0,)).counts()
+    assert not {"bounds", "verdicts", "drop_share"} & counts.keys()
+
+
 @pytest.mark.parametrize(("lost", "coordinates", "share"), [(0, 0, 0.0), (1, 4, 0.25)])
 def test_lost_share_is_of_all_results(lost, coordinates, share):
     assert Stats(lost_coordinates=lost, coordinates=coordinates).lost_frac == share

@@ -14,15 +14,15 @@ from tests.netns import ADDRESSES, LINKS
 RECEIVER = """
 import json, sys, time
 from tailcut import _native
+from tailcut.policy.deadline import fixed_bounds
 
 permitted = sys.argv[1] == "permitted"
 lane = _native.UdpLane(0, 0, True)
 if permitted:
     lane.receive_trimmed()
-bounds = _native.Bounds(10**9, 10**9, 10**9)
 lane.start(
     rank=0, ranks=2, seed=0, group_tag=7, window_ops=4, codec=_native.CODEC_PLANES, pool_bytes=1 << 20,
-    window_bytes=1 << 20, terms=_native.Terms(bounds, 16),
+    window_bytes=1 << 20, terms=_native.Terms(fixed_bounds(1.0), 16),
     peers=[_native.PeerSettings(1 << 20, 1 << 20, 1424, 166)] * 2, addresses=[(0x7F000001, 9)] * 2,
 )
 print(lane.port, flush=True)

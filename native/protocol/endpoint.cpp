@@ -33,6 +33,7 @@ Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& pe
 
 void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) {
     terms_ = terms;
+    terms_len_ = static_cast<std::uint32_t>(bucket.size());
     OpReport refused;
     refused.ticket = ticket;
     refused.seq = next_seq_;

@@ -113,6 +113,7 @@ private:
     void jump(Time now);
     void retire();
     bool retired(Seq seq, const Op& op) const;
+    Bounds bounds_of(const Op& op) const;
 
     bool next_for(Time now, Rank rank, Outgoing& out);
     bool next_data(Time now, Rank rank, Outgoing& out);
@@ -132,7 +133,8 @@ private:
     Shares shares_;
     Slots slots_;
     std::vector<std::uint64_t> recent_bytes_;  // by seq modulo its size: bucket bytes of recent ops
-    Terms terms_;                              // of the latest op
+    Terms terms_;                              // of the latest op,
+    std::uint32_t terms_len_ = 0xFFFFFFFF;     // and the length of its bucket
     Seq next_seq_;
     std::size_t in_flight_ = 0;  // ops entered and not finished
     bool contributing_ = true, closing_ = false;

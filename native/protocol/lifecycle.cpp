@@ -246,19 +246,34 @@ void Endpoint::jump(Time now) {
 
 // ---- time -------------------------------------------------------------------------------------------------
 
+// Of an op that the local rank has not entered: those of its latest op, longer for a longer bucket.
+Bounds Endpoint::bounds_of(const Op& op) const {
+    Bounds bounds = terms_.bounds;
+    if (op.entered() || op.layout().bucket_len <= terms_len_) return bounds;
+    const double longer = static_cast<double>(op.layout().bucket_len) / std::max(1u, terms_len_);
+    const auto stretch = [&](Duration& bound) {
+        bound = static_cast<Duration>(
+            std::min(longer * static_cast<double>(bound), static_cast<double>(bounds.deadline)));
+    };
+    stretch(bounds.scatter);
+    stretch(bounds.scatter_cap);
+    stretch(bounds.scatter_grace);
+    return bounds;
+}
+
 Time Endpoint::next_timer() const {
     Time next = next_probe_;
     if (!wakes_.empty()) next = std::min(next, wakes_.top().first);
     for (const auto& [seq, slot] : slots_)
         for (const auto& op : slot.variants)
-            next = std::min({next, op->close_at(terms_.bounds).at, op->end_at().at});
+            next = std::min({next, op->close_at(bounds_of(*op)).at, op->end_at().at});
     return next;
 }
 
 void Endpoint::advance(Time now) {
     for (auto& [seq, slot] : slots_)
         for (auto& op : slot.variants) {
-            if (const auto close = op->close_at(terms_.bounds); close.at <= now) {
+            if (const auto close = op->close_at(bounds_of(*op)); close.at <= now) {
                 op->close(now, close.ending);
                 mark_all_ready();
                 settle(now, slot, *op);

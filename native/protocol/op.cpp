@@ -138,9 +138,10 @@ Time Op::gathered_at() const {
 OwnedShard::Close Op::end_at() const {
     if (!entered_ || finished_) return {};
     OwnedShard::Close end{deadline_, Ending::kDeadline};
-    if (!owned_->closed()) return end;
-    const Time bound = std::max(entered_at_, owned_->closed_at()) + bounds_.gather;
-    if (bound < end.at) end = {bound, Ending::kBound};
+    if (const Time majority = owned_->majority_entered_at(); majority >= 0) {
+        const Time bound = std::max(entered_at_, majority + bounds_.scatter) + bounds_.gather;
+        if (bound < end.at) end = {bound, Ending::kBound};
+    }
     const Time gathered = gathered_at();
     if (gathered != kNever && gathered + bounds_.gather_grace < end.at)
         end = {gathered + bounds_.gather_grace, Ending::kGrace};

@@ -87,6 +87,16 @@ class Config:
     lanes: int = _setting("lanes", int, 1)
     """Engine threads, each with a socket and a pool. More than one only helps with idle cores. Agreed."""
 
+    resend: bool = _setting("resend", flag, True)
+    """Send lost packets again while the stage is open. Off: what is lost stays lost."""
+
+    adaptive: bool = _setting("adaptive", flag, True)
+    """Wait little longer than the stages of earlier ops took; ``deadline_s`` stays the end (docs/time.md).
+    Off: contributions are waited for until half of the deadline, means until its end."""
+
+    straggler_share: float = _setting("straggler_share", float, 0.2)
+    """Warn of a rank whose contribution is unused in more than this share of ops. Lower: sooner; 1: never."""
+
     seed: int = _setting("seed", int, 0)
     """Where everything random derives from. Agreed."""
 
@@ -133,6 +143,8 @@ class Config:
             raise ConfigError(f"dscp={self.dscp} must be between 0 and 63")
         if not 1 <= self.lanes <= 64:
             raise ConfigError(f"lanes={self.lanes} must be between 1 and 64")
+        if not 0 <= self.straggler_share <= 1:
+            raise ConfigError(f"straggler_share={self.straggler_share} must be between 0 and 1")
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed={self.seed} must be between 0 and 2**64 - 1")
         if self.address:

@@ -9,6 +9,8 @@ import atexit
 import ipaddress
 import os
 import threading
+import time
+import warnings
 import weakref
 import zlib
 from collections.abc import Hashable
@@ -23,7 +25,7 @@ from tailcut.addresses import is_loopback
 from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
 from tailcut.config import Config
 from tailcut.errors import ClosedError, ConfigError, TailcutError
-from tailcut.policy.deadline import fixed_bounds
+from tailcut.policy.steering import FixedSteering, Steering
 from tailcut.rendezvous import Roster, Route, local_address, meet, open_lanes
 from tailcut.report import Report, outcome_of
 from tailcut.stats import Stats
@@ -63,6 +65,7 @@ class Work:
     def _poll(self, timeout_ns: int) -> bool:
         if self._outcome is None:
             self._outcome = self._group._take_outcome(self._lane_index, self._ticket, timeout_ns)
+            self._group._sound_alarms()  # when the outcome is kept: a warning may be an error to the caller
         return self._outcome is not None
 
 
@@ -94,7 +97,14 @@ class Group:
         self._in_flight: dict[
             tuple[int, int], tuple[npt.NDArray[np.float32], weakref.ref[Work], Hashable]
         ] = {}
-        self._terms = _native.Terms(fixed_bounds(self.config.deadline_s), self.config.planes)
+        steering = Steering if self.config.adaptive else FixedSteering
+        self._steering = steering(
+            rank=rank,
+            ranks=world_size,
+            deadline_s=self.config.deadline_s,
+            planes=self.config.planes,
+            straggler_share=self.config.straggler_share,
+        )
         self._lanes = self._open(store, name)
         _open_groups.add(self)
 
@@ -108,7 +118,8 @@ class Group:
         self.codec = _codec(config, roster)
         may_be_trimmed = self.codec == "planes" and roster.hosts > 1 and config.trim_bytes > 0
         trimming = _receive_trimmed(lanes) if may_be_trimmed else ""
-        self._description = _describe(config, roster, self.rank, self.codec, buffer_bytes) + trimming
+        description = _describe(config, roster, self.rank, self.codec, buffer_bytes)
+        self._description = f"{description}; {self._steering.describe()}{trimming}"
         for index, lane in enumerate(lanes):
             if self.codec == "planes":
                 lane.mark(config.dscp)
@@ -133,10 +144,10 @@ class Group:
             group_tag=(roster.tag + index) % _native.TAGS,
             window_ops=self.config.window_ops,
             codec=CODEC_IDS[self.codec],
-            resend=True,
+            resend=self.config.resend,
             pool_bytes=self.config.pool_bytes,
             window_bytes=roster.cards[self.rank].window_bytes,
-            terms=self._terms,
+            terms=self._steering.terms(0),
             peers=peers,
             addresses=[
                 (int(ipaddress.IPv4Address(route.address)), card.ports[index])
@@ -160,7 +171,7 @@ class Group:
             lane_index = (self._calls if key is None else zlib.crc32(repr(key).encode())) % len(self._lanes)
             self._calls += 1
             lane = self._lanes[lane_index]
-            ticket = lane.submit(bucket, self._terms)
+            ticket = lane.submit(bucket, self._steering.terms(bucket.size))
             work = Work(self, lane_index, ticket)
             self._in_flight[lane_index, ticket] = (array, weakref.ref(work), key)
             if key is not None:
@@ -183,6 +194,9 @@ class Group:
         lanes = [lane.stats() for lane in self._lanes]
         with self._lock:
             totals = replace(self._totals)
+            totals.bounds = self._steering.known_bounds
+            totals.verdicts = self._steering.verdicts
+            totals.drop_share = self._steering.drop_share
         totals.rejected = {}
         for lane in lanes:
             for reason, count in lane.protocol.rejected.items():
@@ -268,6 +282,7 @@ class Group:
             self._keys.discard(key)
             lane.forget(ticket)  # last: Ctrl-C up to here, and wait() can be called again
             if isinstance(outcome, Report):
+                outcome = self._steering.after(outcome, time.monotonic())
                 totals = self._totals
                 totals.ops += 1
                 totals.deadline_ops += outcome.status == "deadline"
@@ -277,6 +292,12 @@ class Group:
                 totals.coordinates += outcome.length
                 totals.lost_coordinates += round(outcome.lost_frac * outcome.length)
         return outcome
+
+    def _sound_alarms(self) -> None:
+        with self._lock:
+            alarms = self._steering.take_alarms()
+        for alarm in alarms:
+            warnings.warn(alarm, RuntimeWarning, stacklevel=4)  # where wait() or done() is called
 
 
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()

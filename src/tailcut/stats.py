@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class OpBounds(NamedTuple):
+    """What an op may take at most, by ``Config.deadline_s`` and the ops before it (docs/time.md)."""
+
+    scatter_s: float
+    """t_B of SCATTER, from the entry of the majority."""
+    scatter_cap_s: float
+    """SCATTER from the entry of the first rank."""
+    gather_s: float
+    """t_B of GATHER, from the close of the rank's own shard, or from its own entry if that is later."""
+    scatter_grace_s: float
+    """t_C: what SCATTER still waits when the last-percentile packets of all ranks have come."""
+    gather_grace_s: float
+    deadline_s: float
+    """The whole op, from the rank's own entry."""
 
 
 @dataclass
@@ -13,7 +29,7 @@ class Stats:
 
     ops: int = 0
     deadline_ops: int = 0
-    """Ops that the deadline ended."""
+    """Ops that ended before all means had come, by the deadline or a bound derived from it."""
     lossy_ops: int = 0
     """Ops with zeros in the result because a mean did not come or was EMPTY."""
     partial_ops: int = 0
@@ -43,6 +59,12 @@ class Stats:
     memory_bytes: int = 0
     rtt_s: tuple[float, ...] = ()
     """Last smoothed round-trip time to each rank, 0 while unknown."""
+    bounds: dict[int, OpBounds] = field(default_factory=dict)
+    """What the next op may take, by size class: the key is the class's longest bucket in coordinates."""
+    verdicts: tuple[dict[str, int], ...] = ()
+    """By rank: in how many ops it was on time, compute-late, network-late, lossy or silent."""
+    drop_share: tuple[float, ...] = ()
+    """By rank: the share of the last 100 ops in which its contribution to this rank's shard was not used."""
 
     @property
     def lost_frac(self) -> float:
@@ -55,7 +77,21 @@ class Stats:
             f"{self.lost_frac:.2%} of the results lost, {self.partial_ops} means without somebody's part; "
         )
         text += f"{_with_unit(self.sent_bytes)} sent, {_with_unit(self.received_bytes)} received"
+        text += "".join(f"; {note}" for note in self._notes())
         return text if self.contributing else f"{text}; too far behind, contributes nothing until resynced"
+
+    def _notes(self) -> list[str]:
+        """Of ranks that were often late, lossy or silent: the worst three."""
+        often = []
+        for rank, counts in enumerate(self.verdicts):
+            faults = {verdict: count for verdict, count in counts.items() if verdict != "on time" and count}
+            if sum(faults.values()) > _OFTEN * sum(counts.values()):
+                often.append((sum(faults.values()), rank, faults))
+        worst = sorted(often, key=lambda fault: (-fault[0], fault[1]))[:3]
+        return [
+            f"rank {rank}: " + ", ".join(f"{verdict} in {count} ops" for verdict, count in faults.items())
+            for _, rank, faults in worst
+        ]
 
     def counts(self) -> dict[str, int]:
         """What only ever grows, and so adds up over the runs of one training."""
@@ -67,7 +103,13 @@ class Stats:
         return replace(self, **sums)
 
 
-_NOT_COUNTS = ("contributing", "rejected", "pool_used_bytes", "memory_bytes", "rtt_s")
+_NOT_COUNTS = (
+    *("contributing", "rejected", "pool_used_bytes", "memory_bytes"),
+    *("rtt_s", "bounds", "verdicts", "drop_share"),
+)
+
+_OFTEN = 0.01
+"""The share of ops from which on a rank's verdicts are worth a word."""
 
 
 def _with_unit(count_bytes: float) -> str:

@@ -309,12 +309,9 @@ Group::Group(Script& script) : script_(script) {
     const std::uint32_t times = script.take<std::uint8_t>();
     terms_.planes = static_cast<int>(1 + group / 8 % 16);
     const Duration deadline = (4 + times / 16) * kMillisecond;
-    terms_.bounds = {(1 + times % 4) * kMillisecond,
-                     (4 + times / 4 % 4) * kMillisecond,
-                     (1 + times / 4 % 8) * kMillisecond,
-                     times % 8 * kMillisecond,
-                     times / 2 % 8 * kMillisecond,
-                     deadline};
+    terms_.bounds = {(1 + times % 4) * kMillisecond,     (4 + times / 4 % 4) * kMillisecond,
+                     (1 + times / 4 % 8) * kMillisecond, times % 8 * kMillisecond,
+                     times / 2 % 8 * kMillisecond,       deadline};
     terms_.incast = times % 3;
     Settings settings;
     settings.group_tag = kTag;
@@ -327,7 +324,8 @@ Group::Group(Script& script) : script_(script) {
     if (limits >= 192) first_seq_ = 0xFFFFFFFF - script.below(8);  // rule 12: the end of the numbers
     settings.first_seq = first_seq_;
     const codec::PacketLimits packets{(1 + limits / 64 % 3) * 256, limits % 2 ? 16u : 0};
-    const std::vector<PeerSettings> peers(ranks_, {settings.window_bytes, pool_bytes_, packets, group % 3 == 0});
+    const std::vector<PeerSettings> peers(ranks_,
+                                          {settings.window_bytes, pool_bytes_, packets, group % 3 == 0});
     for (Rank rank = 0; rank < ranks_; ++rank) {
         settings.shape = {rank, ranks_, seed_};
         hosts_.push_back(std::make_unique<Host>(settings, peers));

@@ -166,7 +166,8 @@ void plan_stops(Dice& dice, SimSpec& spec) {
 void plan_faults(Dice& dice, SimSpec& spec) {
     const Duration scatter = dice.between(kMillisecond, 20 * kMillisecond);
     const Duration deadline = scatter + dice.between(0, 60 * kMillisecond);
-    spec.terms.bounds = {scatter, scatter + dice.between(0, 20 * kMillisecond), deadline, deadline, deadline, deadline};
+    spec.terms.bounds = {scatter, scatter + dice.between(0, 20 * kMillisecond), deadline, deadline, deadline,
+                         deadline};
     if (dice.chance(0.3)) spec.terms.bounds.gather = dice.between(0, 20 * kMillisecond);
     if (dice.chance(0.3)) spec.terms.bounds.scatter_grace = dice.between(0, 5 * kMillisecond);
     if (dice.chance(0.3)) spec.terms.bounds.gather_grace = dice.between(0, 5 * kMillisecond);

@@ -1,0 +1,240 @@
+"""What every op starts with, from the reports of those before it: one object for all ops of a rank.
+
+Owns the learned bounds of every size class, the advertised incast and the verdicts. Ranks need not come to
+the same values: bounds are about a rank's own waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from tailcut import _native
+from tailcut.policy.deadline import LEAST_SHARE, StageBound, fixed, to_native
+from tailcut.policy.early_exit import LEAST_SHARE as LEAST_GRACE_SHARE
+from tailcut.policy.early_exit import EarlyExit
+from tailcut.policy.incast import Incast
+from tailcut.policy.straggler import Stragglers, arrivals_s, judge, median_of
+from tailcut.report import Ending, Report, Stage, Verdict
+from tailcut.stats import OpBounds
+
+GUESS_FACTOR = 2.0
+"""Over the bounds of another size class, for one of which nothing is known yet."""
+
+ABSENT_OPS = 3
+"""A rank that was compute-late and brought nothing in so many ops in a row is no tail to cut: bounds are the
+longest until it is back. Else the others would leave it behind while it only writes a checkpoint."""
+
+
+@dataclass
+class _StagePolicy:
+    """One stage in one size class."""
+
+    bound: StageBound
+    early_exit: EarlyExit
+
+    def learn(
+        self, seq: int, ended_by: Ending, took_s: float, needed_s: float, came_s: float | None, loss: float
+    ) -> None:
+        """Of ranks that are not silent: ``needed_s`` until the last and ``came_s`` until the median one was
+        done, and the ``loss``. ``took_s``: until the stage ended."""
+        if ended_by == "all":
+            self.bound.completed(took_s)
+        elif loss > 0:
+            self.bound.cut(seq, took_s, by_grace=ended_by == "grace")
+        elif came_s is not None:
+            self.bound.completed(needed_s)
+        self.early_exit.after(came_s, loss, ended_by)
+
+
+class Steering:
+    """The bounds, the incast and the verdicts of one rank. Pure: no clock, no I/O."""
+
+    def __init__(
+        self, *, rank: int, ranks: int, deadline_s: float, planes: int, straggler_share: float = 0.2
+    ) -> None:
+        self._rank = rank
+        self._planes = planes
+        self._longest = fixed(deadline_s)
+        self._classes: dict[int, dict[Stage, _StagePolicy]] = {}  # by the bits of a bucket's length
+        self._absent_ops: dict[int, int] = {}  # by rank: how many in a row
+        self._incast = Incast(ranks)
+        self._stragglers = Stragglers(ranks, straggler_share)
+        self._alarms: list[str] = []
+
+    def terms(self, length: int) -> _native.Terms:
+        """For the next op of a bucket of this many coordinates."""
+        return _native.Terms(to_native(self.bounds(length)), self._planes, self.incast)
+
+    @property
+    def incast(self) -> int:
+        """How many ranks may send to this one at once; 0 is no limit."""
+        return self._incast.advertised
+
+    def bounds(self, length: int) -> OpBounds:
+        """Of the next op of a bucket of this many coordinates."""
+        size_class = length.bit_length()
+        policies = self._classes.get(size_class) or self._new_class()
+        if any(ops >= ABSENT_OPS for ops in self._absent_ops.values()):
+            scatter_s, gather_s = self._longest.scatter_s, self._longest.gather_s
+        else:
+            scatter_s = self._bound_s(policies, size_class, "scatter")
+            # All bytes of the mean may have to move after SCATTER was closed by its t_B: as many as before.
+            usual_s = policies["scatter"].early_exit.average_s or 0.0
+            gather_s = max(usual_s, self._bound_s(policies, size_class, "gather"))
+        return self._longest._replace(
+            scatter_s=scatter_s,
+            gather_s=gather_s,
+            scatter_grace_s=policies["scatter"].early_exit.grace_s(scatter_s),
+            gather_grace_s=policies["gather"].early_exit.grace_s(gather_s),
+        )
+
+    @property
+    def known_bounds(self) -> dict[int, OpBounds]:
+        """By the longest bucket of every size class in use."""
+        lengths = [(1 << size_class) - 1 for size_class in sorted(self._classes)]
+        return {length: self.bounds(length) for length in lengths}
+
+    @property
+    def drop_share(self) -> tuple[float, ...]:
+        """By rank: in which share of the latest ops its contribution to this rank's shard was not used."""
+        return self._stragglers.drop_share
+
+    @property
+    def verdicts(self) -> tuple[dict[str, int], ...]:
+        """By rank: how often each verdict was given."""
+        return self._stragglers.counts
+
+    def describe(self) -> str:
+        """The derived bounds, in words."""
+        least_s = LEAST_SHARE * self._longest.deadline_s
+        return f"{_described(self._longest)}, then as long as stages usually take, at least {least_s:g} s"
+
+    def take_alarms(self) -> list[str]:
+        """What the user should be told now, once."""
+        alarms, self._alarms = self._alarms, []
+        return alarms
+
+    def after(self, report: Report, now_s: float) -> Report:
+        """Learn from an op that ended at ``now_s``, in the order of ending; its report with verdicts."""
+        if report.status == "behind":
+            return report
+        for late in report.late:
+            self._policy(late.length, late.stage).bound.came_late(late.seq, late.took_s)
+        silent = frozenset(report.silent)
+        came_s = arrivals_s(report.scatter_last_s, self._rank, silent)
+        usual_s = self._policy(report.length, "scatter").early_exit.average_s or 0.0
+        least_s = LEAST_GRACE_SHARE * self._longest.deadline_s
+        report = report.judged(judge(report, self._rank, came_s, usual_s, least_s))
+        self._alarms += self._stragglers.after(report, report.verdicts)
+        self._learn_scatter(report, came_s, silent)
+        self._learn_gather(report, silent)
+        self._note_absence(report)
+        self._incast.after(*_shared_trouble(report))
+        return report
+
+    def _policy(self, length: int, stage: Stage) -> _StagePolicy:
+        size_class = length.bit_length()
+        if size_class not in self._classes:
+            self._classes[size_class] = self._new_class()
+        return self._classes[size_class][stage]
+
+    def _new_class(self) -> dict[Stage, _StagePolicy]:
+        deadline_s = self._longest.deadline_s
+
+        def policy(most_s: float) -> _StagePolicy:
+            return _StagePolicy(
+                StageBound(LEAST_SHARE * deadline_s, most_s), EarlyExit(LEAST_GRACE_SHARE * deadline_s)
+            )
+
+        return {"scatter": policy(self._longest.scatter_s), "gather": policy(self._longest.gather_s)}
+
+    def _bound_s(self, policies: dict[Stage, _StagePolicy], size_class: int, stage: Stage) -> float:
+        """t_B; in the warm-up of a size class, a guess from the nearest one that is known."""
+        bound = policies[stage].bound
+        if bound.known:
+            return bound.bound_s
+        known = [other for other, theirs in self._classes.items() if theirs[stage].bound.known]
+        if not known:
+            return bound.bound_s
+        nearest = min(known, key=lambda other: (abs(other - size_class), -other))
+        # A stage takes a latency and a time for every byte: more bytes take at most so many times longer,
+        # fewer need not be faster.
+        scale = GUESS_FACTOR * (1 << max(0, size_class - nearest))
+        return min(bound.bound_s, scale * self._classes[nearest][stage].bound.bound_s)
+
+    def _learn_scatter(self, report: Report, came_s: Sequence[float], silent: Collection[int]) -> None:
+        start_s, took_s = report.majority_entered_s, report.scatter_took_s
+        if start_s is None or took_s is None:  # closed by the cap, before half of the ranks were there
+            return
+        own_s = 0.0  # its own contribution came when it entered
+        self._policy(report.length, "scatter").learn(
+            report.seq,
+            report.scatter_ended_by,
+            took_s,
+            max(0.0, max(came_s, default=own_s) - start_s, own_s - start_s),
+            max(0.0, median_of(came_s) - start_s) if came_s else None,
+            _loss(report.scatter_ended_by, report.scatter_lost, {*silent, *report.abstained}),
+        )
+
+    def _learn_gather(self, report: Report, silent: Collection[int]) -> None:
+        start_s = max(0.0, report.scatter_s)
+        came_s = arrivals_s(report.gather_last_s, self._rank, silent)
+        self._policy(report.length, "gather").learn(
+            report.seq,
+            report.gather_ended_by,
+            report.gather_took_s,
+            max(0.0, max(came_s, default=0.0) - start_s),
+            max(0.0, median_of(came_s) - start_s) if came_s else None,
+            _loss(report.gather_ended_by, report.gather_lost, silent),
+        )
+
+    def _note_absence(self, report: Report) -> None:
+        if report.scatter_ended_by == "all":
+            self._absent_ops.clear()
+            return
+        self._absent_ops = {
+            rank: self._absent_ops.get(rank, 0) + 1
+            for rank, verdict in enumerate(report.verdicts)
+            if verdict is Verdict.COMPUTE_LATE and report.scatter_lost[rank] >= 1
+        }
+
+
+class FixedSteering(Steering):
+    """The longest bounds for every op, no early exit and no limit of senders; verdicts as ever."""
+
+    @property
+    def incast(self) -> int:
+        return 0
+
+    def bounds(self, length: int) -> OpBounds:
+        return self._longest
+
+    def describe(self) -> str:
+        return _described(self._longest)
+
+
+def _described(bounds: OpBounds) -> str:
+    return f"bounds of {bounds.scatter_s:g} s for SCATTER and {bounds.gather_s:g} s for GATHER"
+
+
+def _loss(ended_by: Ending, lost: Sequence[float], without: Collection[int]) -> float:
+    """The mean share that is missing from the ranks that could have brought it."""
+    if ended_by == "all":
+        return 0.0
+    expected = [share for rank, share in enumerate(lost) if rank not in without]
+    return sum(expected) / len(expected) if expected else 0.0
+
+
+def _shared_trouble(report: Report) -> tuple[float, bool]:
+    """What the network cost at least two senders: its loss, and whether it made a stage run out of time."""
+    if report.scatter_ended_by == "all" == report.gather_ended_by:
+        return 0.0, False
+    losses = sorted(
+        max(report.scatter_lost[rank], report.gather_lost[rank])
+        for rank, verdict in enumerate(report.verdicts)
+        if verdict in (Verdict.NETWORK_LATE, Verdict.LOSSY_FROM)
+    )
+    late = sum(verdict is Verdict.NETWORK_LATE for verdict in report.verdicts)
+    out_of_time = {report.scatter_ended_by, report.gather_ended_by} & {"bound", "deadline"}
+    return (losses[-2] if len(losses) > 1 else 0.0), bool(late > 1 and out_of_time)

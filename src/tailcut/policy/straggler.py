@@ -1,0 +1,187 @@
+"""Who was late in an op, and why; and which rank is dropped too often.
+
+Verdicts come from the times in one report: when a rank entered, and when its packets came. Knows nothing of
+the other ranks' reports, so two ranks may judge a third differently: their links to it differ too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from tailcut.report import Ending, Report, Verdict
+
+LATE_SHARE = 0.5
+"""Late is more than this share of the usual time of the stage, after its end for the median rank."""
+
+LOSSY = 0.01
+"""A link that loses a larger share of its packets is lossy: ten times what makes the policies act."""
+
+STILL_COMING = 0.25
+"""A rank whose latest packet came in the last quarter of a stage that was cut was still sending."""
+
+WINDOW = 100
+"""Ops over which the share of dropped contributions is taken."""
+
+LEAST_OPS = 20
+"""Ops before that share is worth a warning."""
+
+DROPPED_FROM = 0.5
+"""A contribution that lacks more than this was not used: it is dropped, not damaged."""
+
+
+def arrivals_s(times: Sequence[float | None], rank: int, silent: Collection[int]) -> list[float]:
+    """When the latest packets of the other ranks came, in order of time; without those of silent ranks."""
+    return sorted(
+        [t for peer, t in enumerate(times) if t is not None and peer != rank and peer not in silent]
+    )
+
+
+def judge(
+    report: Report, rank: int, came_s: Sequence[float], usual_s: float, least_s: float
+) -> tuple[Verdict, ...]:
+    """The verdict on every rank. ``came_s``: the arrivals of SCATTER.
+
+    ``usual_s`` is the usual time of SCATTER, for groups of two, which have no median; ``least_s`` is the
+    shortest lateness that counts.
+    """
+    ranks = len(report.scatter_lost)
+    if not ranks == len(report.entered_s) == len(report.scatter_last_s) == len(report.gather_last_s):
+        return ()
+    start_s = report.majority_entered_s or 0.0
+    if len(came_s) > 1:
+        usual_s = max(0.0, median_of(came_s) - start_s)
+    slack_s = max(least_s, LATE_SHARE * usual_s)
+    late_after_s = start_s + usual_s + slack_s
+    complete = report.scatter_ended_by == "all" == report.gather_ended_by and not report.silent
+    prompt = -start_s <= slack_s and (not came_s or came_s[-1] <= late_after_s)
+    if complete and prompt and max(report.sent_lost, default=0.0) <= LOSSY:
+        return (Verdict.ON_TIME,) * ranks
+    return tuple(
+        [_verdict(report, peer, peer == rank, start_s, slack_s, late_after_s) for peer in range(ranks)]
+    )
+
+
+def median_of(ordered: Sequence[float]) -> float:
+    """The lower one of two: the faster half says what is usual."""
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def _verdict(
+    report: Report, peer: int, own: bool, start_s: float, slack_s: float, late_after_s: float
+) -> Verdict:
+    entered_s = 0.0 if own else report.entered_s[peer]
+    entered_late = entered_s is not None and entered_s - start_s > slack_s
+    if own:  # what it brings itself can only be missing if it came after the close
+        return Verdict.COMPUTE_LATE if entered_late or report.scatter_lost[peer] > 0 else Verdict.ON_TIME
+    if peer in report.silent:
+        return Verdict.SILENT
+    last_s = report.scatter_last_s[peer]
+    if report.scatter_lost[peer] > 0 and peer not in report.abstained:
+        if entered_s is None:  # nothing of its contribution; its engine answers without it if it is there
+            return Verdict.SILENT if report.gather_lost[peer] >= 1 else Verdict.COMPUTE_LATE
+        if entered_late:
+            return Verdict.COMPUTE_LATE
+        return _unfinished(report.scatter_ended_by, last_s, start_s, report.scatter_s)
+    if last_s is not None and last_s > late_after_s:
+        by_entry = entered_s is not None and entered_s - start_s >= (last_s - late_after_s + slack_s) / 2
+        return Verdict.COMPUTE_LATE if by_entry else Verdict.NETWORK_LATE
+    if report.gather_lost[peer] > 0:
+        return _unfinished(
+            report.gather_ended_by, report.gather_last_s[peer], max(0.0, report.scatter_s), report.elapsed_s
+        )
+    if report.sent_lost and report.sent_lost[peer] > LOSSY:
+        return Verdict.LOSSY_TO
+    return Verdict.ON_TIME
+
+
+def _unfinished(ended_by: Ending, last_s: float | None, start_s: float, end_s: float) -> Verdict:
+    """Of a rank that was on time and a part of whose packets is missing: late or lost?"""
+    if ended_by == "grace":  # its last-percentile packets had come, and what came before them has not
+        return Verdict.LOSSY_FROM
+    if last_s is None or last_s >= end_s - STILL_COMING * (end_s - start_s):
+        return Verdict.NETWORK_LATE
+    return Verdict.LOSSY_FROM
+
+
+class Stragglers:
+    """Counts of verdicts, and the shares of dropped contributions over the latest ops."""
+
+    def __init__(self, ranks: int, share: float) -> None:
+        self._share = share
+        self._clean_ops = 0  # in which every rank was on time
+        self._counts: list[dict[Verdict, int]] = [{} for _ in range(ranks)]
+        self._dropped: deque[dict[int, Verdict]] = deque(maxlen=WINDOW)  # ranks, and why, in each of the ops
+        self._drops = [0] * ranks  # of each rank in the window
+        self._told: set[int] = set()
+
+    def after(self, report: Report, verdicts: Sequence[Verdict]) -> list[str]:
+        """What to tell the user now: of each rank once, and again only after it has recovered."""
+        self._count(verdicts)
+        dropped = {} if report.scatter_ended_by == "all" else _dropped(report, verdicts)
+        if len(self._dropped) == WINDOW:
+            for rank in self._dropped[0]:
+                self._drops[rank] -= 1
+        self._dropped.append(dropped)
+        for rank in dropped:
+            self._drops[rank] += 1
+        self._told = {rank for rank in self._told if self._drop_share(rank) > self._share / 2}
+        if len(self._dropped) < LEAST_OPS:
+            return []
+        news = [r for r in dropped if r not in self._told and self._drop_share(r) > self._share]
+        self._told.update(news)
+        return [self._alarm(rank) for rank in news]
+
+    @property
+    def drop_share(self) -> tuple[float, ...]:
+        """By rank: in which share of the latest ops its contribution to this rank's shard was not used."""
+        return tuple(self._drop_share(rank) for rank in range(len(self._drops)))
+
+    @property
+    def counts(self) -> tuple[dict[str, int], ...]:
+        """By rank: how often each verdict was given."""
+        return tuple(
+            {
+                str(v): n + self._clean_ops * (v is Verdict.ON_TIME)
+                for v, n in ({Verdict.ON_TIME: 0} | counts).items()
+            }
+            for counts in self._counts
+        )
+
+    def _count(self, verdicts: Sequence[Verdict]) -> None:
+        if all(verdict is Verdict.ON_TIME for verdict in verdicts):
+            self._clean_ops += 1
+            return
+        for counts, verdict in zip(self._counts, verdicts, strict=True):
+            counts[verdict] = counts.get(verdict, 0) + 1
+
+    def _drop_share(self, rank: int) -> float:
+        return self._drops[rank] / max(1, len(self._dropped))
+
+    def _alarm(self, rank: int) -> str:
+        why = [dropped[rank] for dropped in self._dropped if rank in dropped]
+        verdict = max(set(why), key=why.count)
+        return (
+            f"tailcut: the contribution of rank {rank} was not used in {self._drop_share(rank):.0%} of the "
+            f"last {len(self._dropped)} ops. Verdict: {verdict}. {_REMEDIES[verdict]}. Told again only if it "
+            "recovers and relapses; stats() keeps count"
+        )
+
+
+def _dropped(report: Report, verdicts: Sequence[Verdict]) -> dict[int, Verdict]:
+    return {
+        rank: verdict
+        for rank, (lost, verdict) in enumerate(zip(report.scatter_lost, verdicts, strict=False))
+        if lost > DROPPED_FROM and rank not in report.abstained
+    }
+
+
+_NETWORK = "`tailcut doctor` shows loss and delay of every link"
+_REMEDIES = {
+    Verdict.ON_TIME: _NETWORK,
+    Verdict.COMPUTE_LATE: "Find what slows its process (input, other jobs on its host), or give it less work",
+    Verdict.NETWORK_LATE: f"{_NETWORK}; fewer planes send less",
+    Verdict.LOSSY_FROM: _NETWORK,
+    Verdict.LOSSY_TO: _NETWORK,
+    Verdict.SILENT: "It is dead, frozen or cut off: restart it, or go on without it",
+}

@@ -1,0 +1,271 @@
+"""The policies together: terms from reports, in closed loops with a model of the ops."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailcut.policy.deadline import MARGIN, WARM_UP, fixed
+from tailcut.policy.steering import ABSENT_OPS, GUESS_FACTOR, FixedSteering, Steering
+from tailcut.report import LateCompletion, Report, Verdict
+from tests.reports import NEVER, op
+
+DEADLINE_S = 10.0
+CALM = (0.0, 0.1, 0.1, 0.1)
+LEAST_S = 0.05
+
+
+def steering(ranks: int = 4, cls: type[Steering] = Steering) -> Steering:
+    return cls(rank=0, ranks=ranks, deadline_s=DEADLINE_S, planes=16)
+
+
+def play(
+    pilot: Steering,
+    ops: int,
+    scatter_s: Sequence[float] | Callable[[int], Sequence[float]] = CALM,
+    length: int = 1000,
+    **figures,
+) -> list[Report]:
+    """Ops of the model, each under the bounds that the ones before it led to."""
+    reports = []
+    for seq in range(ops):
+        times_s = scatter_s(seq) if callable(scatter_s) else scatter_s
+        report = op(times_s, bounds=pilot.bounds(length), seq=seq, length=length, **figures)
+        reports.append(pilot.after(report, now_s=float(seq)))
+    return reports
+
+
+def test_before_anything_is_known_the_deadline_is_divided() -> None:
+    pilot = steering()
+    for length in (0, 1000, (1 << 32) - 1):
+        bounds = pilot.bounds(length)
+        assert bounds[:3] == fixed(DEADLINE_S)[:3]
+        assert bounds.scatter_grace_s == bounds.scatter_s
+        assert bounds.gather_grace_s == bounds.gather_s
+    assert pilot.incast == 0
+
+
+def test_after_the_warm_up_stages_are_waited_for_little_longer_than_they_take() -> None:
+    pilot = steering()
+    play(pilot, WARM_UP)
+    bounds = pilot.bounds(1000)
+    assert bounds.scatter_s == pytest.approx((1 + MARGIN) * 0.1)
+    assert bounds.scatter_grace_s < bounds.scatter_s
+    assert bounds.scatter_cap_s == fixed(DEADLINE_S).scatter_cap_s
+    assert bounds.deadline_s == DEADLINE_S
+
+
+def test_gather_has_time_for_all_bytes_of_a_mean_whose_owner_waited_until_its_bound() -> None:
+    pilot = steering()
+    play(pilot, 10, gather_s=(0, 0.02, 0.02, 0.02))
+    assert pilot.bounds(1000).gather_s >= 0.1  # as long as SCATTER of the same bytes takes
+
+
+def test_a_bound_is_never_shorter_than_a_share_of_the_deadline() -> None:
+    pilot = steering()
+    play(pilot, 30, (0, 1e-5, 1e-5, 1e-5))
+    assert pilot.bounds(1000).scatter_s == LEAST_S
+
+
+def test_a_dead_rank_lengthens_bounds_only_while_it_is_not_known_to_be_silent() -> None:
+    pilot = steering()
+    play(pilot, 30)
+    dead = (0, 0.1, 0.1, NEVER)
+    gone = {"entered_s": (0, 0, 0, NEVER)}
+    play(pilot, ABSENT_OPS, dead, **gone)
+    assert pilot.bounds(1000).scatter_s < 1.0
+    reports = play(pilot, 20, dead, silent=[3], **gone)
+    assert {report.scatter_ended_by for report in reports} == {"grace"}
+    assert pilot.bounds(1000).scatter_s == pytest.approx((1 + MARGIN) * 0.1)
+    assert pilot.drop_share[3] > 0.4
+
+
+def test_a_stage_that_lacks_only_who_abstained_is_not_a_cut_one() -> None:
+    pilot = steering()
+    play(pilot, 30)
+    before_s = pilot.bounds(1000).scatter_s
+    play(pilot, 30, abstained=(3,), scatter_lost=(0, 0, 0, 1), scatter_ended_by="bound")
+    assert pilot.bounds(1000).scatter_s == before_s
+
+
+def test_a_rank_alone_among_silent_ones_learns_nothing() -> None:
+    pilot = steering()
+    play(pilot, 30)
+    before_s = pilot.bounds(1000).scatter_s
+    play(pilot, 30, (0, NEVER, NEVER, NEVER), silent=[1, 2, 3], majority_entered_s=0.0)
+    assert pilot.bounds(1000).scatter_s == before_s
+
+
+def test_a_rank_that_is_heard_of_but_absent_is_waited_for_until_it_is_back() -> None:
+    pilot = steering()
+    play(pilot, 30)
+    usual = pilot.bounds(1000)
+    absent = {"entered_s": (0, 0, 0, NEVER), "gather_s": CALM}
+    play(pilot, ABSENT_OPS - 1, **absent)
+    assert pilot.bounds(1000).scatter_s < fixed(DEADLINE_S).scatter_s / 2
+    play(pilot, 1, **absent)
+    assert pilot.bounds(1000).scatter_s == fixed(DEADLINE_S).scatter_s
+    assert pilot.bounds(1000).gather_s == DEADLINE_S
+    assert pilot.bounds(1000).scatter_grace_s == pytest.approx(usual.scatter_grace_s, rel=0.5)
+    play(pilot, 20)
+    assert pilot.bounds(1000).scatter_s == pytest.approx(usual.scatter_s)
+
+
+def test_a_rank_for_ever_slower_is_waited_for_as_long_as_it_takes() -> None:
+    pilot = steering()
+    play(pilot, 30)
+    reports = play(pilot, 60, entered_s=(0, 0, 0, 0.6))
+    assert {report.scatter_ended_by for report in reports[20:]} == {"all"}
+    assert pilot.bounds(1000).scatter_s < 2 * 0.7
+    assert reports[-1].verdicts == (*[Verdict.ON_TIME] * 3, Verdict.COMPUTE_LATE)
+
+
+def test_late_completions_take_the_place_of_what_was_cut() -> None:
+    pilot = steering()
+    play(pilot, 30)
+    slow = (0, 0.1, 0.1, 0.2)
+    cut = play(pilot, 2, slow)
+    assert [report.scatter_ended_by for report in cut] == ["bound", "bound"]
+    guessed_s = pilot.bounds(1000).scatter_s
+    late = tuple(LateCompletion(seq, "scatter", 1000, 0.13) for seq in (0, 1))
+    play(pilot, 1, late=late)
+    assert pilot.bounds(1000).scatter_s == pytest.approx((1 + MARGIN) * 0.13)
+    assert guessed_s > (1 + MARGIN) * 0.13
+
+
+def test_size_classes_learn_apart() -> None:
+    pilot = steering()
+    play(pilot, 20, (0, 0.1, 0.1, 0.1), length=1000)
+    play(pilot, 20, (0, 0.8, 0.8, 0.8), length=8000)
+    assert pilot.bounds(1023).scatter_s == pytest.approx((1 + MARGIN) * 0.1)
+    assert pilot.bounds(8000).scatter_s == pytest.approx((1 + MARGIN) * 0.8)
+    assert pilot.known_bounds.keys() == {1023, 8191}
+
+
+def test_a_new_size_class_starts_from_the_nearest_one_scaled_up_but_never_down() -> None:
+    pilot = steering()
+    play(pilot, 20, length=1000)
+    known_s = pilot.bounds(1000).scatter_s
+    assert pilot.bounds(4000).scatter_s == pytest.approx(GUESS_FACTOR * 4 * known_s)
+    assert pilot.bounds(10).scatter_s == pytest.approx(GUESS_FACTOR * known_s)
+    assert pilot.bounds(1 << 31).scatter_s == fixed(DEADLINE_S).scatter_s
+
+
+def test_one_lossy_link_is_no_incast_and_two_are() -> None:
+    pilot = steering(8)
+    play(pilot, 10, [0.1] * 8, scatter_lost=(0, 0.01, 0, 0, 0, 0, 0, 0), scatter_ended_by="grace")
+    assert pilot.incast == 0
+    play(pilot, 1, [0.1] * 8, scatter_lost=(0, 0.01, 0.01, 0, 0, 0, 0, 0), scatter_ended_by="grace")
+    assert pilot.incast == 3
+
+
+def test_a_stage_that_stragglers_made_late_is_no_incast() -> None:
+    pilot = steering()
+    play(pilot, 20)
+    play(pilot, 2, entered_s=(0, 0, 5, 5), gather_s=CALM)
+    assert pilot.incast == 0
+
+
+def test_senders_that_are_late_together_are_incast() -> None:
+    pilot = steering(8)
+    play(pilot, 20, [0.1] * 8)
+    play(pilot, 1, [0, 0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4], gather_s=[0.1] * 8)
+    assert pilot.incast == 3
+
+
+def test_an_op_behind_teaches_nothing() -> None:
+    pilot = steering()
+    play(pilot, 20)
+    before = pilot.bounds(1000)
+    report = Report(7, "behind", 1000, 3.0, behind_ops=70, lost_frac=1.0)
+    assert pilot.after(report, 0.0) is report
+    assert pilot.bounds(1000) == before
+
+
+def test_alarms_are_taken_once() -> None:
+    pilot = steering()
+    play(pilot, 60, (0, 0.1, 0.1, NEVER), entered_s=(0, 0, 0, NEVER), silent=[3])
+    (alarm,) = pilot.take_alarms()
+    assert "rank 3" in alarm
+    assert pilot.take_alarms() == []
+
+
+def test_without_adaption_bounds_stay_and_verdicts_are_given() -> None:
+    pilot = steering(cls=FixedSteering)
+    reports = play(pilot, 30, (0, 0.1, 0.1, 0.4), gather_s=CALM)
+    assert pilot.bounds(1000) == fixed(DEADLINE_S)
+    assert pilot.incast == 0
+    assert reports[-1].verdicts[3] == Verdict.NETWORK_LATE
+    assert "5 s for SCATTER" in pilot.describe()
+    assert "at least 0.05 s" in steering().describe()
+
+
+@pytest.mark.parametrize("length", [0, 1, 1000])
+def test_a_group_of_one_and_empty_buckets_are_steered_too(length: int) -> None:
+    for ranks in (1, 2):
+        pilot = steering(ranks)
+        play(pilot, 30, [0.0] * ranks, length=length)
+        assert pilot.bounds(length).scatter_s == LEAST_S
+        assert pilot.incast == 0
+
+
+def test_a_group_with_a_tail_loses_few_contributions_and_no_step_lasts_long() -> None:
+    random_ = random.Random(5)
+    pilot = steering(8)
+
+    def tail(_: int) -> list[float]:
+        return [
+            0.1 * random_.lognormvariate(0, 0.3) * (10 if random_.random() < 0.01 else 1) for _ in range(8)
+        ]
+
+    reports = play(pilot, 500, tail, gather_s=[0.1] * 8)[20:]
+    lost = sum(sum(report.scatter_lost) for report in reports) / (7 * len(reports))
+    assert lost < 0.02
+    elapsed_s = sorted(report.elapsed_s for report in reports)
+    assert elapsed_s[int(0.99 * len(elapsed_s))] < 1.0
+
+
+RANK_TIMES = st.one_of(st.floats(0, 20), st.just(NEVER))
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 5).flatmap(
+        lambda ranks: st.lists(
+            st.tuples(
+                st.lists(RANK_TIMES, min_size=ranks, max_size=ranks),
+                st.lists(st.floats(-5, 5) | st.just(NEVER), min_size=ranks, max_size=ranks),
+                st.sets(st.integers(1, ranks), max_size=ranks),
+                st.sampled_from([0, 1, 1000, 1 << 20]),
+            ),
+            min_size=1,
+            max_size=25,
+        )
+    )
+)
+def test_bounds_are_positive_ordered_and_within_the_deadline_whatever_comes(ops) -> None:
+    ranks = len(ops[0][0])
+    pilot = steering(ranks)
+    for seq, (times_s, entered_s, silent, length) in enumerate(ops):
+        report = op(
+            times_s,
+            entered_s=entered_s,
+            bounds=pilot.bounds(length),
+            seq=seq,
+            length=length,
+            silent=[rank for rank in silent if rank < ranks],
+        )
+        judged = pilot.after(report, float(seq))
+        assert len(judged.verdicts) == ranks
+        for size in (0, 1, 1000, 1 << 25):
+            bounds = pilot.bounds(size)
+            assert all(0 < bound_s <= DEADLINE_S for bound_s in bounds)
+            assert bounds.scatter_s <= bounds.scatter_cap_s
+            assert bounds.scatter_s <= bounds.gather_s
+            assert bounds.scatter_grace_s <= bounds.scatter_s
+            assert bounds.gather_grace_s <= bounds.gather_s
+        assert 0 <= pilot.incast <= max(0, ranks - 2)
