@@ -221,9 +221,10 @@ void UdpLane::take_commands() {
 
 bool UdpLane::receive(std::size_t most_bytes) {
     std::size_t bytes = 0;
-    const Time now = clock_now();
     while (bytes < most_bytes) {
+        Time now = 0;  // of the batch, once it is there: never before a datagram came
         const bool more = socket_.receive([&](std::span<const std::byte> datagram) {
+            if (now == 0) now = clock_now();
             bytes += datagram.size() + kDatagramOverheadBytes;
             endpoint_->receive(now, datagram);
         });
@@ -233,9 +234,9 @@ bool UdpLane::receive(std::size_t most_bytes) {
 }
 
 std::size_t UdpLane::receive_trimmed_packets() {
-    const Time now = clock_now();
-    const std::size_t packets = trimmed_.receive(
-        kTrimmedRound, [&](std::span<const std::byte> datagram) { endpoint_->receive(now, datagram); });
+    const std::size_t packets = trimmed_.receive(kTrimmedRound, [&](std::span<const std::byte> datagram) {
+        endpoint_->receive(clock_now(), datagram);
+    });
     uncorrected_packets_ += packets;
     return packets;
 }
@@ -247,11 +248,11 @@ bool UdpLane::writable() const {
 }
 
 bool UdpLane::send() {
-    const Time now = clock_now();
     bool any = false;
     std::size_t bytes = 0;
     blocked_ = false;
     while (!blocked_) {
+        const Time now = clock_now();
         batch_.clear();
         Outgoing out;
         while (batch_.size() < Socket::kBatchPackets && bytes < kSendRoundBytes &&

@@ -19,6 +19,9 @@ constexpr std::uint32_t kMostQuantumBytes = 60 * 1024;  // what one segmented se
 constexpr double kTargetBytes = 48 * 1024, kTargetPackets = 4;
 constexpr Duration kTarget = 2 * kMillisecond, kMostTarget = 8 * kMillisecond;
 constexpr Duration kLeastTarget = 50 * kMicrosecond;
+// A queue grows and drains steadily; what jumps more from one FEEDBACK to the next are hosts that do not get to run. The
+// target rises above such jumps, or a busy host would look like a full queue.
+constexpr Duration kJumps = 3, kMostJumps = 20 * kMillisecond;
 
 constexpr Duration kBasePeriod = 10 * 1000 * kMillisecond;  // paths change: an older minimum is forgotten
 constexpr double kCongestiveLoss = 0.02, kHeavyLoss = 0.10;
@@ -53,7 +56,8 @@ Duration RateControl::target() const {
     const auto own = static_cast<Duration>(kTargetBytes / rate_ * kSecond);
     const auto few = static_cast<Duration>(kTargetPackets * packet_bytes_ / rate_ * kSecond);
     const Duration most = std::clamp(few, kTarget, kMostTarget);
-    const Duration wanted = std::max({base_rtt_ / 4, std::min(own, most), kLeastTarget});
+    const Duration wanted =
+        std::max({base_rtt_ / 4, std::min(own, most), std::min(kJumps * jumps_, kMostJumps), kLeastTarget});
     return std::min(wanted, target_cap_);
 }
 
@@ -71,6 +75,8 @@ void RateControl::learn(Time now, const Sample& sample) {
     srtt_ = srtt_ == 0 ? sample.rtt : srtt_ + (sample.rtt - srtt_) / 8;
     base_rtt_ = base_rtt_ == 0 ? sample.rtt : std::min(base_rtt_, sample.rtt);
     keep_base(now, sample.delay);
+    if (srtt_ != sample.rtt) jumps_ += (std::abs(sample.delay - delay_) - jumps_) / 16;
+    delay_ = sample.delay;
     const bool first = sum_.rtt == 0;
     sum_.rtt = sample.rtt;
     sum_.delay = first ? sample.delay : std::min(sum_.delay, sample.delay);
@@ -103,7 +109,7 @@ void RateControl::decide(Time now) {
     // A span in which little was sent tells nothing of what the path carries.
     const double delivered =
         static_cast<double>(sum_.delivered_bytes) / static_cast<double>(sum_.span) * kSecond;
-    if (limited_) delivered_ = delivered_ == 0 ? delivered : (delivered_ + delivered) / 2;
+    if (limited_ && sum_.delivered_bytes > 0) delivered_ = delivered_ == 0 ? delivered : (delivered_ + delivered) / 2;
     const bool congested = queue_ > target() || overrun;
 
     if (starting_) return start_up(congested);

@@ -53,6 +53,8 @@ private:
     double rate_, delivered_ = 0;  // bytes/s
     bool starting_ = true, limited_ = false, competing_ = false;
     Duration srtt_ = 0, base_rtt_ = 0, queue_ = 0;
+    Duration delay_ = 0,
+             jumps_ = 0;  // the last one-way delay, and its mean change from one FEEDBACK to the next
     Duration target_cap_ = kNever;       // what loss has shown to be too long a queue
     Duration base_ = 0, next_base_ = 0;  // least one-way delay in the last period and in the one begun
     Time base_since_ = -1, decided_at_ = 0, lowered_at_ = 0;
