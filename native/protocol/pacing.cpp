@@ -23,13 +23,13 @@ constexpr Duration kLeastTarget = 50 * kMicrosecond;
 // target rises above such jumps, or a busy host would look like a full queue.
 constexpr Duration kJumps = 3, kMostJumps = 20 * kMillisecond;
 
-constexpr Duration kBasePeriod = 10 * 1000 * kMillisecond;  // paths change: an older minimum is forgotten
-constexpr double kCongestiveLoss = 0.02, kHeavyLoss = 0.10;
-constexpr double kLossPackets = 200;  // over which loss is averaged
-constexpr double kGain = 0.25;        // of the rate, for a queue of nothing or of twice the target
-constexpr double kYield = 0.5;        // towards equal shares: the power of their ratio
-constexpr double kMostDrop = 0.5;     // of the rate at once
-constexpr int kCrowdedRounds = 10;    // with a queue that halving the rate does not drain
+constexpr Duration kBasePeriod = 10 * 1000 * kMillisecond;   // paths change: an older minimum is forgotten
+constexpr double kCongestiveLoss = 0.05, kHeavyLoss = 0.15;  // a lossy link is not a full one
+constexpr double kLossPackets = 200;                         // over which loss is averaged
+constexpr double kGain = 0.25;      // of the rate, for a queue of nothing or of twice the target
+constexpr double kYield = 0.5;      // towards equal shares: the power of their ratio
+constexpr double kMostDrop = 0.5;   // of the rate at once
+constexpr int kCrowdedRounds = 10;  // with a queue that halving the rate does not drain
 
 }  // namespace
 
@@ -109,7 +109,8 @@ void RateControl::decide(Time now) {
     // A span in which little was sent tells nothing of what the path carries.
     const double delivered =
         static_cast<double>(sum_.delivered_bytes) / static_cast<double>(sum_.span) * kSecond;
-    if (limited_ && sum_.delivered_bytes > 0) delivered_ = delivered_ == 0 ? delivered : (delivered_ + delivered) / 2;
+    if (limited_ && sum_.delivered_bytes > 0)
+        delivered_ = delivered_ == 0 ? delivered : (delivered_ + delivered) / 2;
     const bool congested = queue_ > target() || overrun;
 
     if (starting_) return start_up(congested);
@@ -145,8 +146,9 @@ void RateControl::start_up(bool congested) {
 void RateControl::compete(Time now, double loss) {
     if (now - lowered_at_ < srtt_) return;
     lowered_at_ = now;
-    rate_ =
-        loss > kCongestiveLoss / 4 ? 0.7 * rate_ : std::min(rate_ * 1.0625, 2 * delivered_ + packet_bytes_);
+    const bool backing_off = loss > kCongestiveLoss;
+    if (backing_off) recent_lost_ = 0;  // answered
+    rate_ = backing_off ? 0.7 * rate_ : std::min(rate_ * 1.0625, 2 * delivered_ + packet_bytes_);
 }
 
 void RateControl::push_back(Time now) {

@@ -137,18 +137,21 @@ bool Endpoint::has_turn(Rank rank, const Op& op) const {
     return true;
 }
 
+// In the order of the shard, so that what is encoded together is encoded again only once.
 bool Endpoint::next_lost(Time now, Rank rank, Op& op, Outgoing& out) {
     auto& lost = peers_[rank].path.lost();
-    for (std::size_t k = 0; k < lost.size();) {
-        if (lost[k].seq != op.seq() || lost[k].bucket_len != op.layout().bucket_len) {
-            ++k;
-            continue;
+    for (;;) {
+        auto next = lost.end();
+        for (auto at = lost.begin(); at != lost.end(); ++at) {
+            const bool ours = at->seq == op.seq() && at->bucket_len == op.layout().bucket_len;
+            if (ours && (next == lost.end() || at->first < next->first)) next = at;
         }
-        const Parcel parcel = lost[k];
-        lost.erase(lost.begin() + static_cast<std::ptrdiff_t>(k));
+        if (next == lost.end()) return false;
+        const Parcel parcel = *next;
+        *next = lost.back();
+        lost.pop_back();
         if (op.repeat(now, rank, parcel, out)) return true;
     }
-    return false;
 }
 
 void Endpoint::ask_later(Time now, Peer& peer) {
