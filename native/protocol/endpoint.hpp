@@ -119,7 +119,8 @@ private:
     bool next_data(Time now, Rank rank, Outgoing& out);
     bool may_send(Time now, Rank rank, const Op& op);
     bool has_turn(Rank rank, const Op& op) const;
-    bool next_lost(Time now, Rank rank, Op& op, Outgoing& out);
+    bool next_of(Time now, Rank rank, Op& op, Outgoing& out);
+    bool next_lost(Time now, Rank rank, Op& op, wire::Stage stage, Outgoing& out);
     void ask_later(Time now, Peer& peer);
     bool has_room_for(const Peer& peer, Seq seq) const;
     void say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoing& out);

@@ -67,6 +67,7 @@ public:
     bool repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out);
     void retract(const Outgoing& out);
     bool pending(Rank peer) const;
+    bool owes(Rank peer) const { return unsent(peer); }  // some of its contribution
     bool served(Rank peer) const { return (!owned_ || owned_->served(peer)) && !unsent(peer); }
     bool closed() const { return !owned_ || owned_->closed(); }
     bool compacted() const { return !owned_ || owned_->compacted(); }

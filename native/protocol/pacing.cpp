@@ -19,6 +19,7 @@ constexpr std::uint32_t kMostQuantumBytes = 60 * 1024;  // what one segmented se
 constexpr double kTargetBytes = 48 * 1024, kTargetPackets = 4;
 constexpr Duration kTarget = 2 * kMillisecond, kMostTarget = 8 * kMillisecond;
 constexpr Duration kLeastTarget = 50 * kMicrosecond;
+constexpr Duration kForgottenCap = 1000 * kMillisecond;
 // A queue grows and drains steadily; what jumps more from one FEEDBACK to the next are hosts that do not get to run. The
 // target rises above such jumps, or a busy host would look like a full queue.
 constexpr Duration kJumps = 3, kMostJumps = 20 * kMillisecond;
@@ -104,7 +105,7 @@ void RateControl::decide(Time now) {
         target_cap_ = std::max(kLeastTarget, target() / 2);
         recent_lost_ = 0;  // answered
     } else if (target_cap_ != kNever) {
-        target_cap_ += target_cap_ / 32;
+        target_cap_ = target_cap_ < kForgottenCap ? target_cap_ + target_cap_ / 32 : kNever;
     }
     // A span in which little was sent tells nothing of what the path carries.
     const double delivered =

@@ -23,7 +23,7 @@ Path::Path(const PeerSettings& settings, Rank rivals)
 bool Path::has_credit(std::uint32_t cost) {
     if (used_ == 0) return true;
     if (used_ + cost > window_bytes_ || count_ >= kMostInFlight) return false;
-    if (!paced_ || used_ - count_ * kDatagramOverheadBytes < rate_.most_in_flight()) return true;
+    if (!paced_ || flying_bytes_ < rate_.most_in_flight()) return true;
     rate_.limited();
     return false;
 }
@@ -56,6 +56,7 @@ void Path::sent(const wire::Header& header, const Parcel& parcel, std::uint32_t 
     ++count_;
     at(number_) = {header.stamp_us, bytes, false, parcel};
     used_ += cost_of(bytes);
+    flying_bytes_ += bytes;
     unasked_ = header.flags & wire::kReplyWanted ? 0 : unasked_ + bytes;
     due_ += pace_of(bytes);
     ++sent_packets_;
@@ -90,6 +91,7 @@ void Path::grow() {
 void Path::settle(InFlight& packet) {
     packet.settled = true;
     used_ -= cost_of(packet.bytes);
+    flying_bytes_ -= packet.bytes;
     const auto op =
         std::find_if(by_op_.begin(), by_op_.end(), [&](auto& e) { return e.first == packet.parcel.seq; });
     if (--op->second > 0) return;

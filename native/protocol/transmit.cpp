@@ -65,8 +65,7 @@ bool Endpoint::next_for(Time now, Rank rank, Outgoing& out) {
     return false;
 }
 
-// The oldest op first, so that one that is nearly done is not delayed by the next; of each what is fresh, then what
-// was lost.
+// The oldest op first, so that one that is nearly done is not delayed by the next.
 bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
     Peer& peer = peers_[rank];
     for (auto at = slots_.lower_bound(peer.served_below); at != slots_.end(); ++at) {
@@ -78,7 +77,7 @@ bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
             over &= op->served(rank) && op->closed() && (op->finished() || !op->entered()) && !lost;
             if (!fresh && !lost) continue;
             if (!may_send(now, rank, *op)) return false;
-            if (!(fresh && op->next_packet(now, rank, out)) && !next_lost(now, rank, *op, out)) continue;
+            if (!next_of(now, rank, *op, out)) continue;
             out.header.group_tag = settings_.group_tag;
             out.header.source = settings_.shape.self;
             out.header.incast = terms_.incast;
@@ -137,13 +136,22 @@ bool Endpoint::has_turn(Rank rank, const Op& op) const {
     return true;
 }
 
+// Contributions before means, and of each what is fresh before what was lost.
+bool Endpoint::next_of(Time now, Rank rank, Op& op, Outgoing& out) {
+    if (op.owes(rank) && op.next_packet(now, rank, out)) return true;
+    if (next_lost(now, rank, op, wire::Stage::kScatter, out)) return true;
+    if (op.pending(rank) && op.next_packet(now, rank, out)) return true;
+    return next_lost(now, rank, op, wire::Stage::kGather, out);
+}
+
 // In the order of the shard, so that what is encoded together is encoded again only once.
-bool Endpoint::next_lost(Time now, Rank rank, Op& op, Outgoing& out) {
+bool Endpoint::next_lost(Time now, Rank rank, Op& op, wire::Stage stage, Outgoing& out) {
     auto& lost = peers_[rank].path.lost();
     for (;;) {
         auto next = lost.end();
         for (auto at = lost.begin(); at != lost.end(); ++at) {
-            const bool ours = at->seq == op.seq() && at->bucket_len == op.layout().bucket_len;
+            const bool ours =
+                at->seq == op.seq() && at->bucket_len == op.layout().bucket_len && at->stage == stage;
             if (ours && (next == lost.end() || at->first < next->first)) next = at;
         }
         if (next == lost.end()) return false;
