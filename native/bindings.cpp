@@ -250,6 +250,13 @@ void bind_udp(nb::module_& m) {
         .def("mark", &UdpLane::mark, "dscp"_a)
         .def("receive_trimmed", &UdpLane::receive_trimmed)
         .def(
+            "join_multicast",
+            [](UdpLane& lane, std::uint32_t ipv4, std::uint16_t port, std::uint32_t interface_ipv4, int ttl,
+               bool loop) { lane.join_multicast({ipv4, port, interface_ipv4, ttl, loop}); },
+            "ipv4"_a, "port"_a, "interface_ipv4"_a, "ttl"_a, "loop"_a)
+        .def("leave_multicast", &UdpLane::leave_multicast)
+        .def_prop_ro("group_descriptor", &UdpLane::group_descriptor)
+        .def(
             "start",
             [](UdpLane& lane, Rank rank, Rank ranks, std::uint64_t seed, std::uint64_t group_tag,
                Seq window_ops, int codec, bool resend, std::size_t pool_bytes, std::uint32_t window_bytes,

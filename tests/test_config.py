@@ -32,6 +32,7 @@ def test_every_field_can_be_set_by_the_environment(monkeypatch: pytest.MonkeyPat
         "rendezvous_s": "3",
         "packet_bytes": "512",
         "codec": "raw",
+        "multicast": "off",
         "trim_bytes": "256",
     }
     for field in dataclasses.fields(Config):
@@ -61,6 +62,9 @@ def test_a_variable_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) 
         ("seed", -1),
         ("straggler_share", 1.1),
         ("address", "localhost"),
+        ("multicast", "yes"),
+        ("multicast_ttl", 0),
+        ("multicast_ttl", 256),
         ("rendezvous_s", 0),
     ],
 )

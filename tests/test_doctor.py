@@ -508,7 +508,7 @@ def test_local_ranks_measure_each_other(capsys) -> None:
     assert 1 <= len(document["allreduce"]["elapsed_s"]) <= 10
     assert {"name", "status", "where", "rank", "found", "remedy"} == set(document["checks"][0])
     names = [check["name"] for check in document["checks"]]
-    assert names[-6:] == ["reachability", "ranks", "rtt", "loss", "allreduce", "deadline"]
+    assert names[-7:] == ["reachability", "multicast peers", "ranks", "rtt", "loss", "allreduce", "deadline"]
     assert "TAILCUT_DEADLINE_S" in [setting["name"] for setting in document["settings"]]
 
 

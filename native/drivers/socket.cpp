@@ -31,22 +31,24 @@ bool try_option(int descriptor, int level, int name, int value) {
     return ::setsockopt(descriptor, level, name, &value, sizeof value) == 0;
 }
 
+void ask_receive_buffer(int descriptor, std::uint32_t bytes) {
+    if (bytes > 0 && !try_option(descriptor, SOL_SOCKET, SO_RCVBUFFORCE, static_cast<int>(bytes)))
+        try_option(descriptor, SOL_SOCKET, SO_RCVBUF, static_cast<int>(bytes));
+}
+
 [[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
 }  // namespace
 
-Socket::Socket(std::uint32_t bind_ipv4, std::uint32_t receive_buffer_bytes, bool offload) {
+Socket::Socket(std::uint32_t bind_ipv4, std::uint32_t receive_buffer_bytes, bool offload)
+    : asked_buffer_bytes_(receive_buffer_bytes) {
     descriptor_ = ::socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (descriptor_ < 0) fail("socket");
     try {
         // Not more: a larger one lets a sender overrun the queue of its own host, which drops silently.
         if (!try_option(descriptor_, SOL_SOCKET, SO_SNDBUFFORCE, kSendBufferBytes))
             try_option(descriptor_, SOL_SOCKET, SO_SNDBUF, kSendBufferBytes);
-        if (receive_buffer_bytes > 0) {
-            const int bytes = static_cast<int>(receive_buffer_bytes);
-            if (!try_option(descriptor_, SOL_SOCKET, SO_RCVBUFFORCE, bytes))
-                try_option(descriptor_, SOL_SOCKET, SO_RCVBUF, bytes);
-        }
+        ask_receive_buffer(descriptor_, receive_buffer_bytes);
         int actual = 0;
         socklen_t size = sizeof actual;
         if (::getsockopt(descriptor_, SOL_SOCKET, SO_RCVBUF, &actual, &size) != 0) fail("SO_RCVBUF");
@@ -73,11 +75,25 @@ void Socket::mark(int dscp) {
     if (!try_option(descriptor_, IPPROTO_IP, IP_TOS, dscp << 2)) fail("IP_TOS");
 }
 
+void Socket::join(const MulticastGroup& group) {
+    leave();
+    aim(descriptor_, group);
+    group_descriptor_ = open_member(group, port_);
+    group_address_ = {group.ipv4, group.port};
+    ask_receive_buffer(group_descriptor_, asked_buffer_bytes_);
+    if (coalesces_) try_option(group_descriptor_, SOL_UDP, UDP_GRO, 1);
+}
+
+void Socket::leave() {
+    if (group_descriptor_ >= 0) ::close(std::exchange(group_descriptor_, -1));
+}
+
 void Socket::close() {
+    leave();
     if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
 }
 
-std::size_t Socket::receive_batch(std::size_t most) {
+std::size_t Socket::receive_batch(int descriptor, std::size_t most) {
     std::array<mmsghdr, kMostMessages> messages{};
     std::array<iovec, kMostMessages> vectors;
     alignas(cmsghdr) std::array<std::array<char, kControlBytes>, kMostMessages> controls;
@@ -92,7 +108,7 @@ std::size_t Socket::receive_batch(std::size_t most) {
     }
     ++counters_.receive_calls;
     const int got =
-        ::recvmmsg(descriptor_, messages.data(), static_cast<unsigned>(most), MSG_DONTWAIT, nullptr);
+        ::recvmmsg(descriptor, messages.data(), static_cast<unsigned>(most), MSG_DONTWAIT, nullptr);
     if (got > 0) longest_ = 1;
     for (int m = 0; m < got; ++m) {
         lengths_[m] = messages[m].msg_len;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "drivers/multicast.hpp"
 #include "protocol/op.hpp"
 
 namespace tailcut {
@@ -43,17 +44,40 @@ public:
 
     void close();
     void mark(int dscp);
+    // From now on also receives what comes to the group, and sends to it by the group's interface; leaves the one
+    // joined before. Throws std::system_error, and then is a member of none.
+    void join(const MulticastGroup& group);
+    void leave();
     int descriptor() const { return descriptor_; }
+    int group_descriptor() const { return group_descriptor_; }  // -1: no group was joined
+    const Address& group_address() const { return group_address_; }
     std::uint16_t port() const { return port_; }
     std::uint32_t receive_buffer_bytes() const { return receive_buffer_bytes_; }  // as the kernel reports it
+    // What may wait in the kernel to be received.
+    std::size_t most_waiting_bytes() const {
+        return std::size_t{receive_buffer_bytes_} * (group_descriptor_ >= 0 ? 2 : 1);
+    }
     bool segments() const { return segments_; }
     const SocketCounters& counters() const { return counters_; }
 
-    // One recvmmsg. Hands every datagram to `visit` and returns whether there may be more.
+    // One recvmmsg for the socket, and one for the group. Hands every datagram to `visit` and returns whether there
+    // may be more.
     template <typename Visit>
     bool receive(Visit visit) {
+        const bool more = receive_from(descriptor_, visit);
+        return (group_descriptor_ >= 0 && receive_from(group_descriptor_, visit)) || more;
+    }
+
+    // Sends the packets in order and returns how many were dealt with; the rest found the socket full.
+    std::size_t send(std::span<const Outgoing> packets, std::span<const Address> addresses);
+
+private:
+    static constexpr std::size_t kBufferBytes = 65'536;
+
+    template <typename Visit>
+    bool receive_from(int descriptor, Visit& visit) {
         const std::size_t asked = std::clamp(kReceiveBytes / longest_, kFewestMessages, kMostMessages);
-        const std::size_t messages = receive_batch(asked);
+        const std::size_t messages = receive_batch(descriptor, asked);
         for (std::size_t m = 0; m < messages; ++m) {
             const std::span<const std::byte> all(buffers_[m].data(), lengths_[m]);
             const std::size_t segment = segment_bytes_[m] ? segment_bytes_[m] : all.size();
@@ -66,17 +90,13 @@ public:
         return messages == asked;
     }
 
-    // Sends the packets in order and returns how many were dealt with; the rest found the socket full.
-    std::size_t send(std::span<const Outgoing> packets, std::span<const Address> addresses);
-
-private:
-    static constexpr std::size_t kBufferBytes = 65'536;
-
-    std::size_t receive_batch(std::size_t most);
+    std::size_t receive_batch(int descriptor, std::size_t most);
     std::size_t group(std::span<const Outgoing> packets) const;
 
-    int descriptor_ = -1;
+    int descriptor_ = -1, group_descriptor_ = -1;
     std::uint16_t port_ = 0;
+    Address group_address_;
+    std::uint32_t asked_buffer_bytes_;
     std::uint32_t receive_buffer_bytes_ = 0;
     bool segments_ = false, coalesces_ = false;
     SocketCounters counters_;

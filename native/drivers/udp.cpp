@@ -65,6 +65,8 @@ void UdpLane::start(const Settings& settings, const std::vector<PeerSettings>& p
                     std::vector<Address> addresses) {
     endpoint_ = std::make_unique<Endpoint>(settings, peers);
     addresses_ = std::move(addresses);
+    ranks_ = addresses_.size();
+    if (socket_.group_descriptor() >= 0) addresses_.push_back(socket_.group_address());
     engine_ = std::make_unique<std::thread>([this] { run(); });
 }
 
@@ -175,7 +177,7 @@ void UdpLane::serve() {
         bool busy = receive(kReceiveRoundBytes);
         if (clock_now() >= endpoint_->next_timer()) {
             // After a freeze the socket is full of news: read it before concluding that nothing came.
-            receive(socket_.receive_buffer_bytes());
+            receive(socket_.most_waiting_bytes());
             while (receive_trimmed_packets() > 0) {
             }
             endpoint_->advance(clock_now());
@@ -293,8 +295,8 @@ void UdpLane::take_stats() {
     stats.pool_used_bytes = endpoint_->memory().pool_used_bytes();
     stats.memory_bytes = endpoint_->memory().total_bytes();
     stats.contributing = endpoint_->contributing();
-    stats.rtt.resize(addresses_.size());
-    for (Rank rank = 0; rank < addresses_.size(); ++rank) stats.rtt[rank] = endpoint_->peer(rank).path.rtt();
+    stats.rtt.resize(ranks_);
+    for (Rank rank = 0; rank < ranks_; ++rank) stats.rtt[rank] = endpoint_->peer(rank).path.rtt();
 }
 
 void UdpLane::sleep() {
@@ -304,16 +306,17 @@ void UdpLane::sleep() {
         shared_->asleep = true;
         take_stats();
     }
-    pollfd waits[3] = {{socket_.descriptor(), static_cast<short>(POLLIN | (blocked_ ? POLLOUT : 0)), 0},
-                       {wake_descriptor_, POLLIN, 0},
-                       {trimmed_.descriptor(), POLLIN, 0}};  // -1 is left out
+    pollfd waits[] = {{socket_.descriptor(), static_cast<short>(POLLIN | (blocked_ ? POLLOUT : 0)), 0},
+                      {wake_descriptor_, POLLIN, 0},
+                      {socket_.group_descriptor(), POLLIN, 0},  // -1 is left out
+                      {trimmed_.descriptor(), POLLIN, 0}};
     const Time until = std::min(endpoint_->next_timer(), linger_until_);
     timespec left{3600, 0};
     if (until != kNever) {
         const Duration wait = std::max<Duration>(0, until - clock_now());
         left = {wait / 1'000'000'000, wait % 1'000'000'000};
     }
-    ::ppoll(waits, 3, &left, nullptr);
+    ::ppoll(waits, std::size(waits), &left, nullptr);
     const std::lock_guard lock(shared_->mutex);
     shared_->asleep = false;
     if (waits[1].revents & POLLIN) {

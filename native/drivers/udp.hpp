@@ -40,8 +40,13 @@ public:
 
     // Before start(): mark what is sent with this DSCP, 0 to 63.
     void mark(int dscp) { socket_.mark(dscp); }
+    // Before start(): be a member of a multicast group, which then is the destination after the last rank. Throws
+    // std::system_error if that is not possible.
+    void join_multicast(const MulticastGroup& group) { socket_.join(group); }
+    void leave_multicast() { socket_.leave(); }
+    int group_descriptor() const { return socket_.group_descriptor(); }  // -1: not a member
     // Before start(): also receive datagrams whose lengths a trimming switch left as they were. Throws
-    // std::system_error if that is not permitted.
+    // std::system_error if that is not permitted. Multicast ones are left out: they count as lost.
     void receive_trimmed() { trimmed_.open(socket_.port()); }
 
     void start(const Settings& settings, const std::vector<PeerSettings>& peers,
@@ -90,7 +95,8 @@ private:
 
     // the engine thread's own
     std::unique_ptr<Endpoint> endpoint_;
-    std::vector<Address> addresses_;
+    std::vector<Address> addresses_;  // by rank, then that of the multicast group, if it was joined
+    std::size_t ranks_ = 0;
     std::vector<Outgoing> batch_;
     bool blocked_ = false;  // the socket is full
     std::uint64_t uncorrected_packets_ = 0;

@@ -46,6 +46,11 @@ def address_of(interface: str) -> str:
     return found[interface]
 
 
+def interface_name(address: str) -> str:
+    """Of the interface with that address; the address itself for a secondary one."""
+    return next((name for name, own in interfaces().items() if own == address), address)
+
+
 def is_loopback(address: str) -> bool:
     return address.startswith("127.")
 
@@ -54,6 +59,17 @@ def path_mtu_bytes(address: str) -> int | None:
     """What the routing table says of the path to an address; None if there is no route."""
     with _towards(address) as probe:
         return probe.getsockopt(socket.IPPROTO_IP, IP_MTU) if probe else None
+
+
+def multicast_mtu_bytes(group: str, interface: str) -> int | None:
+    """Of the interface with that address; None if it cannot multicast."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(interface))
+            probe.connect((group, 9))
+        except OSError:
+            return None
+        return probe.getsockopt(socket.IPPROTO_IP, IP_MTU)
 
 
 def local_address_towards(address: str) -> str | None:

@@ -17,6 +17,7 @@ from tailcut.errors import ConfigError
 T = TypeVar("T")
 
 CODECS = ("auto", "planes", "raw")
+MULTICAST = ("auto", "on", "off")
 LEAST_TRIM_BYTES = 98
 """Ethernet, IPv4 and UDP headers (42), the header (48), and the first plane of one granule (8)."""
 
@@ -106,6 +107,13 @@ class Config:
     socket_ifname: str = _setting("socket_ifname", str, _gloo_interface)
     """Interface to use; empty tries all and takes what answers. Default: that of ``GLOO_SOCKET_IFNAME``."""
 
+    multicast: str = _setting("multicast", str, "auto")
+    """Whether means go to all peers in one datagram: "auto", to those that hear it, if at least two do; "on",
+    to one alone, too; "off". Peers that do not hear it get theirs by unicast in any case. Agreed."""
+
+    multicast_ttl: int = _setting("multicast_ttl", int, 1)
+    """How many networks multicast crosses, less one. More than 1 needs routers that know of it."""
+
     bound_from_bytes: int = _setting("bound_from_bytes", int, 1 << 16)
     """As a backend: smaller tensors are reduced by Gloo, exactly. Lower: more is bounded. Agreed."""
 
@@ -152,6 +160,11 @@ class Config:
                 ipaddress.IPv4Address(self.address)
             except ValueError:
                 raise ConfigError(f"address={self.address!r} is not an IPv4 address") from None
+        if self.multicast not in MULTICAST:
+            known = ", ".join(map(repr, MULTICAST))
+            raise ConfigError(f"multicast={self.multicast!r} is unknown; take one of {known}")
+        if not 1 <= self.multicast_ttl <= 255:
+            raise ConfigError(f"multicast_ttl={self.multicast_ttl} must be between 1 and 255")
         if self.bound_from_bytes < 0:
             raise ConfigError(f"bound_from_bytes={self.bound_from_bytes} must not be negative")
         if not self.rendezvous_s > 0:
@@ -160,5 +173,5 @@ class Config:
     @property
     def agreed(self) -> dict[str, int | str]:
         """What every rank of a group must have alike."""
-        names = ("window_ops", "lanes", "seed", "codec", "bound_from_bytes", "bound_sums")
+        names = ("window_ops", "lanes", "seed", "codec", "multicast", "bound_from_bytes", "bound_sums")
         return {name: getattr(self, name) for name in names}

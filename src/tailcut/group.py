@@ -352,7 +352,7 @@ def _describe(config: Config, roster: Roster, rank: int, codec: str, buffer_byte
         f"{len(roster.cards)} ranks on {roster.hosts} host{'s' * (roster.hosts > 1)}, codec {codec}"
         f"{f' with {config.planes} planes' * (codec == 'planes')}, packets of at most "
         f"{' or '.join(map(str, sorted(sizes))) or 'no'} bytes, "
-        f"receive buffer of {buffer_bytes} bytes granted; {settings}"
+        f"receive buffer of {buffer_bytes} bytes granted, {roster.multicast.description}; {settings}"
     )
 
 

@@ -10,11 +10,13 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tailcut import _native
+from tailcut.multicast import Medium
+from tailcut.multicast_probe import Peer, Probe, belongs
 
 _HELLO, _ANSWER = b"tailcut?", b"tailcut!"
 _MESSAGE = struct.Struct("<8s16s16sHHH")  # kind, to, from, lane, candidate, bytes of the hello
@@ -53,11 +55,16 @@ class Contact:
 class Handshake:
     """This rank's side, on the sockets of its lanes before their engines start. A context manager."""
 
-    def __init__(self, lanes: Sequence[_native.UdpLane], instance: bytes) -> None:
+    def __init__(self, lanes: Sequence[_native.UdpLane], post: socket.socket, instance: bytes) -> None:
+        """``post`` is what the probe's questions and answers use."""
+        self._lanes = lanes
         self._sockets = [socket.fromfd(lane.descriptor, socket.AF_INET, socket.SOCK_DGRAM) for lane in lanes]
+        self._post = post
         self._instance = instance
         self.contacts: dict[bytes, Contact] = {}
         """By instance."""
+        self.probe: Probe | None = None
+        """Once all are confirmed: who hears whose multicast."""
 
     def __enter__(self) -> Handshake:
         return self
@@ -65,6 +72,14 @@ class Handshake:
     def __exit__(self, *_: object) -> None:
         for lane in self._sockets:
             lane.close()
+        if self.probe:
+            self.probe.close()
+
+    def begin_probe(self, group_tag: int, peers: Mapping[bytes, Peer], medium: Medium | str) -> None:
+        """From now on find out, while listening, who hears whose multicast."""
+        if self.probe:
+            self.probe.close()
+        self.probe = Probe(self._lanes, self._sockets, self._post, self._instance, group_tag, peers, medium)
 
     def send_hellos(self, now: float) -> None:
         """To every candidate of every contact that is not confirmed: a small one and one of full size."""
@@ -82,23 +97,28 @@ class Handshake:
 
     def listen(self, group_tag: int | None, timeout_s: float) -> bool:
         """Answer hellos and take answers for so long, or until something changes that the caller waits for:
-        the last contact is confirmed, or a packet of the group itself has come; only then True.
+        the last contact is confirmed, the probe has finished, or a packet of the group itself has come; only
+        then True.
 
         That packet stays in its socket. Its sender has seen that everybody is ready, and so is everybody.
         """
         give_up = time.monotonic() + timeout_s
-        confirmed_before = self._all_confirmed()
+        settled_before = self._settled()
         while True:
             left_s = max(0.0, give_up - time.monotonic())
-            select.select(self._sockets, [], [], left_s)
+            select.select([*self._sockets, *(self.probe.sockets if self.probe else ())], [], [], left_s)
             begun = [self._drain(lane, group_tag) for lane in range(len(self._sockets))]
+            if self.probe:
+                begun.append(self.probe.receive(time.monotonic()))
             if any(begun):
                 return True
-            if time.monotonic() >= give_up or (self._all_confirmed() and not confirmed_before):
+            if time.monotonic() >= give_up or (self._settled() and not settled_before):
                 return False
 
-    def _all_confirmed(self) -> bool:
-        return all(contact.confirmed for contact in self.contacts.values())
+    def _settled(self) -> bool:
+        return all(contact.confirmed for contact in self.contacts.values()) and not (
+            self.probe and self.probe.pending(time.monotonic())
+        )
 
     def _drain(self, lane: int, group_tag: int | None) -> bool:
         incoming = self._sockets[lane]
@@ -107,7 +127,7 @@ class Handshake:
                 datagram = incoming.recv(_LARGEST, socket.MSG_PEEK)
             except OSError:  # empty
                 return False
-            if group_tag is not None and _belongs(datagram, (group_tag + lane) % _native.TAGS):
+            if group_tag is not None and belongs(datagram, (group_tag + lane) % _native.TAGS):
                 return True
             with suppress(OSError):
                 self._take(lane, *incoming.recvfrom(_LARGEST))
@@ -132,8 +152,3 @@ class Handshake:
 
     def _message(self, kind: bytes, to: bytes, lane: int, index: int, size: int) -> bytes:
         return _MESSAGE.pack(kind, to, self._instance, lane, index, size)
-
-
-def _belongs(datagram: bytes, group_tag: int) -> bool:
-    header, _ = _native.parse_header(datagram)
-    return header is not None and header.group_tag == group_tag

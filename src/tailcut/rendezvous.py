@@ -9,6 +9,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,11 +23,14 @@ from tailcut.addresses import (
     interfaces,
     is_loopback,
     local_address_towards,
+    multicast_mtu_bytes,
     path_mtu_bytes,
 )
 from tailcut.config import Config
 from tailcut.errors import ConfigError, PeerError
 from tailcut.handshake import Candidate, Contact, Handshake
+from tailcut.multicast import Medium, Multicast, choose_interface, fewest_members, group_address, refusal
+from tailcut.multicast_probe import Peer, Probe
 from tailcut.store import Store, try_get
 
 _GRANULE_BYTES = 4 * _native.GRANULE
@@ -48,6 +52,8 @@ class Card:
     agreed: dict[str, int | str]
     instance: str
     """Random: this life of this rank."""
+    post_port: int = 0
+    """For questions about multicast."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,8 @@ class Roster:
     routes: list[Route]
     tag: int
     """Random, 64 bits, known to the members only: keeps packets of others and of earlier lives out."""
+    multicast: Multicast
+    """Who hears this rank's multicast."""
 
     @property
     def hosts(self) -> int:
@@ -91,7 +99,9 @@ def open_lanes(config: Config) -> list[_native.UdpLane]:
     return [open_lane(bound, config) for _ in range(config.lanes)]
 
 
-def _make_card(config: Config, lanes: Sequence[_native.UdpLane], world_size: int) -> Card:
+def _make_card(
+    config: Config, lanes: Sequence[_native.UdpLane], world_size: int, post: socket.socket
+) -> Card:
     bound = bind_address(config)
     buffer_bytes = min(lane.receive_buffer_bytes for lane in lanes)
     return Card(
@@ -103,6 +113,7 @@ def _make_card(config: Config, lanes: Sequence[_native.UdpLane], world_size: int
         pool_bytes=config.pool_bytes,
         agreed=config.agreed,
         instance=os.urandom(16).hex(),
+        post_port=post.getsockname()[1],
     )
 
 
@@ -122,10 +133,12 @@ def meet(
     config: Config,
 ) -> Roster:
     """Publish our card, read everybody's, agree, shake hands. Raises PeerError naming who did not come."""
-    card = _make_card(config, lanes, world_size)
-    meeting = _Meeting(store, name, rank, world_size, card, config)
-    with Handshake(lanes, bytes.fromhex(card.instance)) as handshake:
-        return meeting.hold(handshake)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as post:
+        post.bind((bind_address(config), 0))
+        card = _make_card(config, lanes, world_size, post)
+        meeting = _Meeting(store, name, rank, world_size, card, config)
+        with Handshake(lanes, post, bytes.fromhex(card.instance)) as handshake:
+            return meeting.hold(handshake)
 
 
 class _Meeting:
@@ -142,13 +155,15 @@ class _Meeting:
         self._config = config
         self._cards: dict[int, Card] = {rank: card}
         self._contacts: dict[int, Contact] = {}
+        self._probed: int | None = None
+        self._announced: int | None = None
+        """Tags."""
 
     def hold(self, handshake: Handshake) -> Roster:
         self._store.set(self._card_key(self._rank), json.dumps(asdict(self._card)).encode())
         give_up = time.monotonic() + self._config.rendezvous_s
         pause_s = _FIRST_PAUSE_S
         waiting = [r for r in range(self._world_size) if r != self._rank]
-        announced = None
         while True:
             self._read_cards(waiting)
             handshake.contacts = {contact.instance: contact for contact in self._contacts.values()}
@@ -156,18 +171,36 @@ class _Meeting:
             waiting = self._unconfirmed()
             tag = None if waiting else self._tag()
             if tag is not None:
-                if tag != announced:
-                    self._store.set(self._ready_key(tag, self._rank), b"1")
-                    announced = tag
-                begun = handshake.listen(tag, 0.0)  # also the last hellos, which the engine should not meet
-                waiting = self._not_ready(tag)
-                if begun or not waiting:
+                waiting = self._get_ready(handshake, tag)
+                if not waiting:
+                    handshake.listen(tag, 0.0)  # the last hellos, which the engine should not meet
                     self._check_agreement()
-                    return self._roster(tag)
-            if time.monotonic() >= give_up:
+                    assert handshake.probe
+                    return self._roster(handshake.probe, tag)
+            now = time.monotonic()
+            if now >= give_up:
                 raise PeerError(self._complaint(waiting))
-            handshake.listen(tag, pause_s)
-            pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+            if handshake.probe and tag not in (None, self._announced):
+                handshake.listen(tag, max(0.0, handshake.probe.send_at - now))
+            else:
+                handshake.listen(tag, pause_s)
+                pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+
+    def _get_ready(self, handshake: Handshake, tag: int) -> list[int]:
+        """All are confirmed: find out who hears our multicast, then say that we are ready. Who is still to be
+        waited for; none when all are ready."""
+        if handshake.probe is None or tag != self._probed:
+            self._begin_probe(handshake, tag)
+            self._probed = tag
+        assert handshake.probe
+        handshake.probe.send(time.monotonic())
+        begun = handshake.listen(tag, 0.0)
+        if tag != self._announced:
+            if pending := handshake.probe.pending(time.monotonic()):
+                return pending
+            self._store.set(self._ready_key(tag, self._rank), b"1")
+            self._announced = tag
+        return [] if begun else self._not_ready(tag)
 
     def _read_cards(self, peers: list[int]) -> None:
         """A card that has changed replaces that of an earlier life."""
@@ -213,14 +246,17 @@ class _Meeting:
             if r != self._rank and not (r in self._contacts and self._contacts[r].confirmed)
         ]
 
-    def _check_agreement(self) -> None:
+    def _differing(self) -> list[str]:
+        """What the ranks must agree on and do not."""
         cards = [self._cards[r] for r in range(self._world_size)]
-        differing = sorted(
+        return sorted(
             f"{field}: " + ", ".join(f"rank {r} has {c.agreed.get(field)}" for r, c in enumerate(cards))
             for field in self._card.agreed
             if any(c.agreed.get(field) != self._card.agreed[field] for c in cards)
         )
-        if differing:
+
+    def _check_agreement(self) -> None:
+        if differing := self._differing():
             raise ConfigError(f"the ranks of group {self._name!r} must agree on " + "; ".join(differing))
 
     def _tag(self) -> int:
@@ -234,7 +270,7 @@ class _Meeting:
             if r != self._rank and try_get(self._store, self._ready_key(tag, r)) is None
         ]
 
-    def _roster(self, tag: int) -> Roster:
+    def _routes(self) -> list[Route]:
         routes = []
         for rank in range(self._world_size):
             if rank == self._rank:
@@ -243,7 +279,36 @@ class _Meeting:
             confirmed = self._contacts[rank].confirmed
             assert confirmed is not None
             routes.append(Route(confirmed.address, confirmed.packet_bytes - _native.HEADER_BYTES))
-        return Roster([self._cards[r] for r in range(self._world_size)], routes, tag)
+        return routes
+
+    def _begin_probe(self, handshake: Handshake, tag: int) -> None:
+        routes = self._routes()
+        peers = {
+            contact.instance: Peer(rank, (routes[rank].address, self._cards[rank].post_port))
+            for rank, contact in self._contacts.items()
+        }
+        config = self._config
+        reason = "the ranks disagree" if self._differing() else refusal(config.multicast, self._world_size)
+        medium = reason or self._medium(routes, group_address(tag)[0])
+        handshake.begin_probe(tag, peers, medium)
+
+    def _medium(self, routes: list[Route], group: str) -> Medium | str:
+        """Where this rank may multicast, or why it cannot."""
+        towards = {rank: local_address_towards(routes[rank].address) for rank in self._contacts}
+        local = {rank: address for rank, address in towards.items() if address}
+        interface, peers = choose_interface(local, bind_address(self._config))
+        mtu_bytes = multicast_mtu_bytes(group, interface) if peers else None
+        if mtu_bytes is None:
+            return f"{interface or 'no interface'} cannot send it"
+        payload = min(routes[rank].payload_bytes for rank in peers)
+        largest = min(_native.HEADER_BYTES + payload, mtu_bytes - IP_UDP_BYTES)
+        loop = any(self._cards[rank].host == self._card.host for rank in peers)
+        fewest = fewest_members(self._config.multicast)
+        return Medium(interface, self._config.multicast_ttl, largest, peers, loop, fewest)
+
+    def _roster(self, probe: Probe, tag: int) -> Roster:
+        cards = [self._cards[r] for r in range(self._world_size)]
+        return Roster(cards, self._routes(), tag, probe.conclude())
 
     def _complaint(self, waiting: list[int]) -> str:
         text = (

@@ -161,7 +161,7 @@ def multicast(facts: HostFacts) -> Check:
         "multicast",
         "warn",
         f"a datagram to a 239/8 group does not come back on {where}",
-        f"nothing needs it yet; ip link set {where} multicast on, and let a firewall pass 239.0.0.0/8",
+        f"everything goes by unicast; ip link set {where} multicast on, and let a firewall pass 239.0.0.0/8",
     )
 
 

@@ -66,6 +66,7 @@ def examine(rank: int, world_size: int, store: Store, options: Options) -> Findi
     try:
         roster = _meet(rank, world_size, store, options.config)
         findings.checks.append(Check(stage, "ok", _answers(roster, rank)))
+        findings.checks.append(_multicast(roster))
         stage = "ping"
         _ping(findings, roster, store, options.config)
         stage = "allreduce"
@@ -98,6 +99,18 @@ def _ping(findings: Findings, roster: Roster, store: Store, config: Config) -> N
 def _answers(roster: Roster, rank: int) -> str:
     sizes = sorted({_packet_bytes(roster, peer) for peer in range(len(roster.cards)) if peer != rank})
     return f"every peer answers to packets of {' and '.join(map(str, sizes))} bytes"
+
+
+def _multicast(roster: Roster) -> Check:
+    """Whether one datagram reaches all; nothing fails if it does not."""
+    multicast = roster.multicast
+    if multicast.unheard:
+        remedy = (
+            f"ranks {list(multicast.unheard)} are served by unicast: let firewalls pass 239.192.0.0/14 and "
+            "switches snoop IGMP with a querier, or TAILCUT_MULTICAST=off opens groups faster"
+        )
+        return Check("multicast peers", "warn", multicast.description, remedy)
+    return Check("multicast peers", "ok", multicast.description)
 
 
 def _packet_bytes(roster: Roster, peer: int) -> int:
