@@ -8,6 +8,7 @@ import time
 import numpy as np
 
 from tailcut import _native
+from tailcut.policy.deadline import fixed_bounds
 
 MS = 1_000_000
 CASES = (
@@ -26,7 +27,7 @@ def simulate(ranks: int, count: int, ops: int, loss: float) -> tuple[_native.Sim
     spec.ranks = ranks
     spec.seed = 1
     spec.loss = loss
-    spec.bounds = _native.Bounds(50 * MS, 75 * MS, 100 * MS)
+    spec.terms = _native.Terms(fixed_bounds(0.1), 16)
     spec.linger_ns = 100 * MS
     spec.compute_ns = [[0] * ranks for _ in range(ops)]
     spec.ops_by_rank = [ops] * ranks

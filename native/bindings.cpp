@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "bind_codec.hpp"
-#include "drivers/simnet.hpp"
+#include "bind_sim.hpp"
 #include "drivers/udp.hpp"
 
 namespace nb = nanobind;
@@ -307,104 +307,6 @@ void bind_udp(nb::module_& m) {
         .def("abandon", &UdpLane::abandon);
 }
 
-void bind_simulation(nb::module_& m) {
-    nb::class_<SimSpec>(m, "SimSpec")
-        .def(nb::init<>())
-        .def_rw("ranks", &SimSpec::ranks)
-        .def_rw("seed", &SimSpec::seed)
-        .def_rw("loss", &SimSpec::loss)
-        .def_rw("duplicate", &SimSpec::duplicate)
-        .def_rw("corrupt", &SimSpec::corrupt)
-        .def_rw("trim", &SimSpec::trim)
-        .def_rw("delay_ns", &SimSpec::delay)
-        .def_rw("jitter_ns", &SimSpec::jitter)
-        .def_rw("bytes_per_s", &SimSpec::bytes_per_s)
-        .def_rw("queue_bytes", &SimSpec::queue_bytes)
-        .def_rw("socket_buffer_bytes", &SimSpec::socket_buffer_bytes)
-        .def_prop_rw(
-            "payload_bytes", [](const SimSpec& spec) { return spec.limits.payload_bytes; },
-            [](SimSpec& spec, std::uint32_t bytes) { spec.limits.payload_bytes = bytes; })
-        .def_prop_rw(
-            "trim_payload_bytes", [](const SimSpec& spec) { return spec.limits.trim_payload_bytes; },
-            [](SimSpec& spec, std::uint32_t bytes) { spec.limits.trim_payload_bytes = bytes; })
-        .def_prop_rw(
-            "codec", [](const SimSpec& spec) { return static_cast<int>(spec.codec); },
-            [](SimSpec& spec, int codec) { spec.codec = static_cast<wire::Codec>(codec); })
-        .def_rw("trim_to_payload_bytes", &SimSpec::trim_to_payload_bytes)
-        .def_rw("resend", &SimSpec::resend)
-        .def_rw("paced", &SimSpec::paced)
-        .def_rw("pool_bytes", &SimSpec::pool_bytes)
-        .def_rw("window_ops", &SimSpec::window_ops)
-        .def_rw("first_seq", &SimSpec::first_seq)
-        .def_rw("terms", &SimSpec::terms)
-        .def_rw("planes_by_rank", &SimSpec::planes_by_rank)
-        .def_rw("linger_ns", &SimSpec::linger)
-        .def_rw("compute_ns", &SimSpec::compute)
-        .def_rw("ops_by_rank", &SimSpec::ops_by_rank)
-        .def_rw("resync_before", &SimSpec::resync_before)
-        .def_rw("depth", &SimSpec::depth)
-        .def_rw("record", &SimSpec::record)
-        .def(
-            "freeze",
-            [](SimSpec& spec, Rank rank, Time from_ns, std::optional<Time> until_ns) {
-                spec.freezes.push_back({rank, from_ns, until_ns.value_or(kNever)});
-            },
-            "rank"_a, "from_ns"_a, "until_ns"_a.none())
-        .def(
-            "partition",
-            [](SimSpec& spec, Time from_ns, Time until_ns, const std::vector<Rank>& side) {
-                spec.partitions.push_back({from_ns, until_ns, side});
-            },
-            "from_ns"_a, "until_ns"_a, "side"_a)
-        .def(
-            "inject",
-            [](SimSpec& spec, Time at_ns, Rank destination, const nb::bytes& datagram) {
-                const auto bytes = span_of(datagram);
-                spec.injections.push_back({at_ns, destination, {bytes.begin(), bytes.end()}});
-            },
-            "at_ns"_a, "destination"_a, "datagram"_a);
-    nb::class_<SimResult>(m, "SimResult")
-        .def_ro("reports", &SimResult::reports)
-        .def_ro("counters", &SimResult::counters)
-        .def_ro("closed_at_ns", &SimResult::closed_at)
-        .def_ro("events", &SimResult::events)
-        .def_ro("ended_at_ns", &SimResult::ended_at)
-        .def_prop_ro("fates",
-                     [](const SimResult& result) {
-                         constexpr const char* kNames[] = {"delivered",   "lost",        "queue_drop",
-                                                           "socket_drop", "partitioned", "dead_host"};
-                         Counts fates;
-                         for (std::size_t k = 0; k < result.fates.size(); ++k)
-                             fates[kNames[k]] = result.fates[k];
-                         return fates;
-                     })
-        // DATA packets handed to endpoints intact: (at_ns, source, destination, seq, gather, empty, shard, first,
-        // count, payload_bytes, bucket_len, over, stated_payload_bytes)
-        .def_prop_ro("deliveries", [](const SimResult& result) {
-            nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::ellipsis>> lines;
-            for (const SimPacket& p : result.record)
-                if (p.fate == SimFate::kDelivered && !p.damaged)
-                    lines.append(nb::make_tuple(
-                        p.at, p.source, p.destination, p.header.seq, p.header.stage() == wire::Stage::kGather,
-                        p.header.empty(), p.header.shard, p.header.first, p.header.count, p.payload_bytes,
-                        p.header.bucket_len, (p.header.flags & wire::kOver) != 0,
-                        wire::stated_payload_bytes(p.header)));
-            return lines;
-        });
-    m.def(
-        "simulate",
-        [](const SimSpec& spec, const std::vector<std::vector<Bucket>>& buckets) {
-            std::vector<std::vector<std::span<float>>> spans;
-            for (const auto& op : buckets) {
-                auto& row = spans.emplace_back();
-                for (const auto& bucket : op) row.push_back(span_of(bucket));
-            }
-            const nb::gil_scoped_release release;
-            return simulate(spec, spans);
-        },
-        "spec"_a, "buckets"_a);
-}
-
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -414,5 +316,5 @@ NB_MODULE(_native, m) {
     bind_codec(m);
     bind_reports(m);
     bind_udp(m);
-    bind_simulation(m);
+    bind_sim(m);
 }

@@ -1,31 +1,20 @@
 #include "drivers/simnet.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
+#include <numeric>
 
 namespace tailcut {
 namespace {
 
-enum class Kind : std::uint8_t { kArrive, kDeliver, kTimer, kEnter, kThaw, kWake, kInject };
+enum Alarm : std::uint8_t { kTimer, kEnter, kThaw, kWake, kInject };
 
-struct Event {
-    Time at;
-    std::uint64_t order;  // ties in the order of scheduling: one seed, one history
-    Kind kind;
-    Rank rank;
-    std::uint32_t packet;
-};
-struct Later {
-    bool operator()(const Event& a, const Event& b) const {
-        return a.at != b.at ? a.at > b.at : a.order > b.order;
-    }
-};
+constexpr std::uint64_t kEventsPerGlance = 1 << 16;
 
-struct Packet {
-    Rank source, destination;
+// What is in a packet. Its copies share it.
+struct Datagram {
     std::vector<std::byte> bytes;
-    bool damaged;
+    std::uint32_t copies = 0;
 };
 
 struct Host {
@@ -33,8 +22,7 @@ struct Host {
     Seq entered = 0, finished = 0;  // ops of the program
     bool entering = false, leaving = false, closed = false;
     Time last_entry = 0, enter_at = 0, timer_at = kNever, linger_until = kNever;
-    Time nic_free = 0, port_free = 0;
-    std::vector<std::uint32_t> socket;  // packets that wait while the host is frozen
+    std::vector<sim::Packet> socket;  // packets that wait while the host is frozen
     std::uint64_t socket_bytes = 0;
     std::vector<Time> finished_at;
 };
@@ -45,50 +33,43 @@ public:
     SimResult run();
 
 private:
-    void schedule(Time at, Kind kind, Rank rank, std::uint32_t packet = 0) {
-        events_.push({at, order_++, kind, rank, packet});
-    }
-    void handle(const Event& event);
-    void arrive(std::uint32_t packet);
-    void deliver(std::uint32_t packet);
-    void hand_over(std::uint32_t packet);
+    Time now() const { return network_.now(); }
+    void on_alarm(const sim::Happening& alarm);
+    void deliver(const sim::Packet& packet);
+    void hand_over(const sim::Packet& packet);
     void enter(Rank rank);
     void plan_entry(Rank rank);
     void pump(Rank rank);
     void send(Rank source, const Outgoing& out);
-    bool frozen(Rank rank) const;
-    bool cut(Rank a, Rank b) const;
-    Terms terms_of(Rank rank) const {
+    void take_report(Rank rank, OpReport report);
+    Terms fixed_terms(Rank rank) const {
         Terms terms = spec_.terms;
         if (!spec_.planes_by_rank.empty()) terms.planes = spec_.planes_by_rank[rank];
         return terms;
     }
-    double chance() { return static_cast<double>(mix(spec_.seed ^ mix(draws_++)) >> 11) * 0x1p-53; }
-    std::uint32_t new_packet(Rank source, Rank destination, std::span<const std::byte> head,
-                             std::span<const std::byte> tail);
-    void end(std::uint32_t packet, SimFate fate);
-    void note(std::uint32_t packet, SimFate fate);
-    void damage(Packet& packet);
-    Duration wire_time(std::size_t bytes) const {
-        return spec_.bytes_per_s > 0
-                   ? static_cast<Duration>(std::llround(static_cast<double>(bytes) / spec_.bytes_per_s * 1e9))
-                   : 0;
-    }
+    std::uint32_t new_datagram(std::span<const std::byte> head, std::span<const std::byte> tail);
+    std::span<const std::byte> bytes_of(const sim::Packet& packet);
+    void end(const sim::Packet& packet, SimFate fate);
 
     const SimSpec& spec_;
     const std::vector<std::vector<std::span<float>>>& buckets_;
+    sim::Network network_;
+    sim::HostFreezes freezes_;
     std::vector<Host> hosts_;
-    std::priority_queue<Event, std::vector<Event>, Later> events_;
-    std::vector<Packet> packets_;
-    std::vector<std::uint32_t> free_packets_;
+    std::vector<Datagram> datagrams_;
+    std::vector<std::uint32_t> free_datagrams_;
+    std::vector<std::byte> damaged_, elided_;  // scratch
     std::size_t open_hosts_ = 0;
-    std::uint64_t order_ = 0, draws_ = 0;
-    Time now_ = 0;
+    std::uint64_t ended_ops_ = 0;
     SimResult result_;
 };
 
 Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& buckets)
-    : spec_(spec), buckets_(buckets), hosts_(spec.ranks) {
+    : spec_(spec),
+      buckets_(buckets),
+      network_(spec, spec.ranks, wire::kHeaderBytes),
+      freezes_(spec.freezes, spec.ranks),
+      hosts_(spec.ranks) {
     Settings settings;
     settings.shape = {0, spec.ranks, spec.seed};
     settings.group_tag = mix(spec.seed) & wire::kTagMask;
@@ -99,11 +80,12 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
     settings.resend = spec.resend;
     settings.first_seq = spec.first_seq;
     settings.record_fates = spec.record;
+    settings.elided = spec.elided;
     const std::vector<PeerSettings> peers(spec.ranks,
                                           {settings.window_bytes, spec.pool_bytes, spec.limits, spec.paced});
     for (Rank rank = 0; rank < spec.ranks; ++rank) {
         settings.shape.self = rank;
-        settings.terms = terms_of(rank);
+        settings.terms = fixed_terms(rank);
         hosts_[rank].endpoint = std::make_unique<Endpoint>(settings, peers);
     }
     result_.reports.resize(spec.ranks);
@@ -111,96 +93,81 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
     open_hosts_ = spec.ranks;
     for (Rank rank = 0; rank < spec.ranks; ++rank) plan_entry(rank);
     for (const Freeze& freeze : spec.freezes) {
-        if (freeze.until != kNever) schedule(freeze.until, Kind::kThaw, freeze.rank);
+        if (freeze.until != kNever) network_.alarm(freeze.until, freeze.rank, kThaw);
     }
     for (std::uint32_t k = 0; k < spec.injections.size(); ++k)
-        schedule(spec.injections[k].at, Kind::kInject, spec.injections[k].destination, k);
+        network_.alarm(spec.injections[k].at, spec.injections[k].destination, kInject, k);
 }
 
 SimResult Sim::run() {
-    while (!events_.empty() && open_hosts_ > 0) {
-        const Event event = events_.top();
-        events_.pop();
-        now_ = event.at;
-        ++result_.events;
-        handle(event);
+    sim::Happening happening;
+    std::uint64_t glance_at = kEventsPerGlance;
+    while (open_hosts_ > 0 && network_.next(happening)) {
+        if (happening.kind == sim::Happening::Kind::kAlarm)
+            on_alarm(happening);
+        else if (happening.kind == sim::Happening::Kind::kArrived)
+            deliver(happening.packet);
+        else
+            end(happening.packet, happening.fate);
+        if (spec_.glance && network_.events() >= glance_at) {
+            spec_.glance(ended_ops_);
+            glance_at = network_.events() + kEventsPerGlance;
+        }
     }
-    result_.ended_at = now_;
+    result_.ended_at = now();
+    result_.events = network_.events();
+    result_.network = network_.counters();
     for (const Host& host : hosts_) result_.counters.push_back(host.endpoint->counters());
     return std::move(result_);
 }
 
-void Sim::handle(const Event& event) {
-    switch (event.kind) {
-        case Kind::kArrive:
-            return arrive(event.packet);
-        case Kind::kDeliver:
-            return deliver(event.packet);
-        case Kind::kInject:
-            return deliver(new_packet(event.rank, event.rank, spec_.injections[event.packet].datagram, {}));
-        default:
-            break;
+void Sim::on_alarm(const sim::Happening& alarm) {
+    const Rank rank = alarm.host;
+    Host& host = hosts_[rank];
+    if (alarm.alarm == kInject) {
+        const std::uint32_t tag = new_datagram(spec_.injections[alarm.number].datagram, {});
+        datagrams_[tag].copies = 1;
+        return deliver({rank, rank, static_cast<std::uint32_t>(datagrams_[tag].bytes.size()), tag, {}});
     }
-    Host& host = hosts_[event.rank];
-    if (event.kind == Kind::kTimer && event.at != host.timer_at) return;  // overtaken by an earlier one
-    if (event.kind == Kind::kTimer) host.timer_at = kNever;
-    if (frozen(event.rank) || host.closed) return;
-    if (event.kind == Kind::kThaw) {  // first what waited in the socket, then the clock
-        std::vector<std::uint32_t> waiting;
+    if (alarm.alarm == kTimer && now() != host.timer_at) return;  // overtaken by an earlier one
+    if (alarm.alarm == kTimer) host.timer_at = kNever;
+    if (freezes_.frozen(rank, now()) || host.closed) return;
+    if (alarm.alarm == kThaw) {  // first what waited in the socket, then the clock
+        std::vector<sim::Packet> waiting;
         waiting.swap(host.socket);
         host.socket_bytes = 0;
-        for (const std::uint32_t packet : waiting) hand_over(packet);
+        for (const sim::Packet& packet : waiting) hand_over(packet);
         host.timer_at = kNever;
     }
-    if (host.entering && now_ >= host.enter_at) enter(event.rank);
-    host.endpoint->advance(now_);
-    pump(event.rank);
+    if (host.entering && now() >= host.enter_at) enter(rank);
+    host.endpoint->advance(now());
+    pump(rank);
 }
 
-// A packet reaches the switch port of its destination.
-void Sim::arrive(std::uint32_t id) {
-    Packet& packet = packets_[id];
-    if (cut(packet.source, packet.destination)) return end(id, SimFate::kPartitioned);
-    if (chance() < spec_.loss) return end(id, SimFate::kLost);
-    Host& host = hosts_[packet.destination];
-    const Time start = std::max(now_, host.port_free);
-    if (spec_.bytes_per_s > 0 && spec_.queue_bytes > 0) {
-        const double backlog = static_cast<double>(start - now_) * 1e-9 * spec_.bytes_per_s;
-        if (backlog + static_cast<double>(packet.bytes.size()) > static_cast<double>(spec_.queue_bytes))
-            return end(id, SimFate::kQueueDrop);
-    }
-    host.port_free = start + wire_time(packet.bytes.size());
-    if (spec_.corrupt > 0 && chance() < spec_.corrupt) damage(packet);
-    if (spec_.trim > 0 && chance() < spec_.trim && packet.bytes.size() > wire::kHeaderBytes) {
-        const std::size_t payload = packet.bytes.size() - wire::kHeaderBytes;
-        const auto kept = spec_.trim_to_payload_bytes > 0
-                              ? std::min<std::size_t>(payload, spec_.trim_to_payload_bytes)
-                              : static_cast<std::size_t>(chance() * static_cast<double>(payload));
-        packet.bytes.resize(wire::kHeaderBytes + kept);
-    }
-    if (host.port_free == now_) return deliver(id);
-    schedule(host.port_free, Kind::kDeliver, packet.destination, id);
-}
-
-void Sim::deliver(std::uint32_t id) {
-    const Packet& packet = packets_[id];
+void Sim::deliver(const sim::Packet& packet) {
     const Rank rank = packet.destination;
     Host& host = hosts_[rank];
-    if (host.closed) return end(id, SimFate::kDeadHost);
-    if (!frozen(rank)) {
-        hand_over(id);
+    if (host.closed) {
+        network_.count(SimFate::kDeadHost);
+        return end(packet, SimFate::kDeadHost);
+    }
+    if (!freezes_.frozen(rank, now())) {
+        hand_over(packet);
         return pump(rank);
     }
-    const std::uint64_t charged = packet.bytes.size() + kDatagramOverheadBytes;
-    if (host.socket_bytes + charged > spec_.socket_buffer_bytes) return end(id, SimFate::kSocketDrop);
+    const std::uint64_t charged = bytes_of(packet).size() + kDatagramOverheadBytes;
+    if (host.socket_bytes + charged > spec_.socket_buffer_bytes) {
+        network_.count(SimFate::kSocketDrop);
+        return end(packet, SimFate::kSocketDrop);
+    }
     host.socket_bytes += charged;
-    host.socket.push_back(id);
+    host.socket.push_back(packet);
 }
 
-void Sim::hand_over(std::uint32_t id) {
-    const Packet& packet = packets_[id];
-    hosts_[packet.destination].endpoint->receive(now_, packet.bytes);
-    end(id, SimFate::kDelivered);
+void Sim::hand_over(const sim::Packet& packet) {
+    network_.count(SimFate::kDelivered);
+    hosts_[packet.destination].endpoint->receive(now(), bytes_of(packet));
+    end(packet, SimFate::kDelivered);
 }
 
 // ---- the program of a rank --------------------------------------------------------------------------------
@@ -212,10 +179,10 @@ void Sim::plan_entry(Rank rank) {
     if (op >= spec_.ops_by_rank[rank]) {
         if (host.finished < op) return;
         host.leaving = true;
-        host.linger_until = now_ + spec_.linger;
+        host.linger_until = now() + spec_.linger;
         host.endpoint->say_goodbye();
-        schedule(now_, Kind::kWake, rank);  // a rank without ops has no other occasion to say it
-        schedule(host.linger_until, Kind::kWake, rank);
+        network_.alarm(now(), rank, kWake);  // a rank without ops has no other occasion to say it
+        network_.alarm(host.linger_until, rank, kWake);
         return;
     }
     Time from = host.last_entry;
@@ -224,17 +191,20 @@ void Sim::plan_entry(Rank rank) {
         from = std::max(from, host.finished_at[op - spec_.depth]);
     }
     host.entering = true;
-    host.enter_at = std::max(now_, from + spec_.compute[op][rank]);
-    schedule(host.enter_at, Kind::kEnter, rank);
+    host.enter_at = std::max(now(), from + spec_.compute[op][rank]);
+    network_.alarm(host.enter_at, rank, kEnter);
 }
 
 void Sim::enter(Rank rank) {
     Host& host = hosts_[rank];
     if (!spec_.resync_before.empty() && spec_.resync_before[rank] == host.entered) host.endpoint->resynced();
     host.entering = false;
-    host.last_entry = now_;
+    host.last_entry = now();
     const Seq op = host.entered++;
-    host.endpoint->submit(now_, op, buckets_[op][rank], terms_of(rank));
+    const std::span<float> bucket = buckets_[op][rank];
+    const auto length = static_cast<std::uint32_t>(bucket.size());
+    host.endpoint->submit(now(), op, bucket,
+                          spec_.decide ? spec_.decide(rank, now(), length) : fixed_terms(rank));
 }
 
 // After anything has happened to a rank: send what it wants to send, take its reports, set its timer.
@@ -242,111 +212,111 @@ void Sim::pump(Rank rank) {
     Host& host = hosts_[rank];
     for (;;) {
         Outgoing out;
-        while (host.endpoint->transmit(now_, out)) send(rank, out);
+        while (host.endpoint->transmit(now(), out)) send(rank, out);
         auto& reports = host.endpoint->reports();
-        for (OpReport& report : reports) {
-            ++host.finished;
-            host.finished_at.push_back(now_);
-            result_.reports[rank].push_back(std::move(report));
-        }
+        for (OpReport& report : reports) take_report(rank, std::move(report));
         reports.clear();
         plan_entry(rank);
-        if (!host.leaving || !host.endpoint->transmit(now_, out)) break;
+        if (!host.leaving || !host.endpoint->transmit(now(), out)) break;
         send(rank, out);
     }
-    if (host.leaving && (host.endpoint->drained() || now_ >= host.linger_until)) {
+    if (host.leaving && (host.endpoint->drained() || now() >= host.linger_until)) {
         Outgoing out;
         host.endpoint->leave();
-        while (host.endpoint->transmit(now_, out)) send(rank, out);
+        while (host.endpoint->transmit(now(), out)) send(rank, out);
         host.closed = true;
-        result_.closed_at[rank] = now_;
+        result_.closed_at[rank] = now();
         --open_hosts_;
         return;
     }
-    const Time next = std::max(now_, host.endpoint->next_timer());
+    const Time next = std::max(now(), host.endpoint->next_timer());
     if (next < host.timer_at) {
         host.timer_at = next;
-        schedule(next, Kind::kTimer, rank);
+        network_.alarm(next, rank, kTimer);
     }
 }
 
-// ---- the network ------------------------------------------------------------------------------------------
+void Sim::take_report(Rank rank, OpReport report) {
+    ++hosts_[rank].finished;
+    hosts_[rank].finished_at.push_back(now());
+    ++ended_ops_;
+    if (spec_.observe) spec_.observe(rank, now(), report);
+    if (spec_.summaries)
+        result_.summaries.push_back(summary_of(rank, report));
+    else
+        result_.reports[rank].push_back(std::move(report));
+}
+
+// ---- packets ----------------------------------------------------------------------------------------------
 
 void Sim::send(Rank source, const Outgoing& out) {
     const wire::HeaderBytes head = wire::pack(out.header);
-    const int copies = spec_.duplicate > 0 && chance() < spec_.duplicate ? 2 : 1;
-    for (int copy = 0; copy < copies; ++copy) {
-        const std::uint32_t id = new_packet(source, out.peer, head, out.payload);
-        Host& host = hosts_[source];
-        host.nic_free = std::max(now_, host.nic_free) + wire_time(packets_[id].bytes.size());
-        const auto late =
-            spec_.jitter > 0 ? static_cast<Duration>(chance() * static_cast<double>(spec_.jitter)) : 0;
-        schedule(host.nic_free + spec_.delay + late, Kind::kArrive, out.peer, id);
+    const bool elided = spec_.elided && out.header.type == wire::Type::kData;
+    const std::uint32_t tag = new_datagram(head, elided ? std::span<const std::byte>{} : out.payload);
+    const auto bytes = static_cast<std::uint32_t>(head.size() + out.payload.size());
+    datagrams_[tag].copies = network_.send(source, std::span(&out.peer, 1), bytes, tag, true);
+}
+
+std::uint32_t Sim::new_datagram(std::span<const std::byte> head, std::span<const std::byte> tail) {
+    if (free_datagrams_.empty()) {
+        free_datagrams_.push_back(static_cast<std::uint32_t>(datagrams_.size()));
+        datagrams_.emplace_back();
     }
+    const std::uint32_t tag = free_datagrams_.back();
+    free_datagrams_.pop_back();
+    std::vector<std::byte>& bytes = datagrams_[tag].bytes;
+    bytes.resize(head.size() + tail.size());
+    std::memcpy(bytes.data(), head.data(), head.size());
+    if (!tail.empty()) std::memcpy(bytes.data() + head.size(), tail.data(), tail.size());
+    return tag;
 }
 
-std::uint32_t Sim::new_packet(Rank source, Rank destination, std::span<const std::byte> head,
-                              std::span<const std::byte> tail) {
-    if (free_packets_.empty()) {
-        free_packets_.push_back(static_cast<std::uint32_t>(packets_.size()));
-        packets_.emplace_back();
+// As it arrives: perhaps trimmed, perhaps damaged. Valid until the next question.
+std::span<const std::byte> Sim::bytes_of(const sim::Packet& packet) {
+    std::span<const std::byte> whole = datagrams_[packet.tag].bytes;
+    if (whole.size() < packet.bytes) {  // elided: nobody looks behind the header
+        if (elided_.size() < packet.bytes) elided_.resize(packet.bytes);
+        std::copy(whole.begin(), whole.end(), elided_.begin());
+        whole = elided_;
     }
-    const std::uint32_t id = free_packets_.back();
-    free_packets_.pop_back();
-    Packet& packet = packets_[id];
-    packet.source = source;
-    packet.destination = destination;
-    packet.damaged = false;
-    packet.bytes.resize(head.size() + tail.size());
-    std::memcpy(packet.bytes.data(), head.data(), head.size());
-    if (!tail.empty()) std::memcpy(packet.bytes.data() + head.size(), tail.data(), tail.size());
-    return id;
+    whole = whole.first(packet.bytes);
+    if (!packet.damage) return whole;
+    if (packet.damage.cut_short) return whole.first(packet.damage.at);
+    damaged_.assign(whole.begin(), whole.end());
+    damaged_[packet.damage.at] ^= std::byte{0x90};
+    return damaged_;
 }
 
-void Sim::end(std::uint32_t id, SimFate fate) {
-    note(id, fate);
-    free_packets_.push_back(id);
-}
-
-void Sim::note(std::uint32_t id, SimFate fate) {
-    ++result_.fates[static_cast<std::size_t>(fate)];
-    if (!spec_.record) return;
-    const Packet& packet = packets_[id];
-    const wire::Parsed parsed = wire::parse(packet.bytes);
-    if (parsed.ok && parsed.header.type != wire::Type::kData) return;
-    const std::size_t payload = packet.bytes.size() - std::min(packet.bytes.size(), wire::kHeaderBytes);
-    result_.record.push_back({now_, fate, packet.source, packet.destination, parsed.header,
-                              static_cast<std::uint32_t>(payload), packet.damaged || !parsed.ok});
-}
-
-// Damage that passed the UDP checksum. Of a kind that the header's checks must catch: there is nothing to catch
-// a flipped payload bit with.
-void Sim::damage(Packet& packet) {
-    packet.damaged = true;
-    const auto where = static_cast<std::size_t>(chance() * 10);  // magic, version, type, flags, group tag
-    const bool cut_short = chance() < 0.25;
-    if (cut_short)
-        packet.bytes.resize(where);
-    else
-        packet.bytes[where] ^= std::byte{0x90};
-}
-
-bool Sim::frozen(Rank rank) const {
-    return std::any_of(spec_.freezes.begin(), spec_.freezes.end(), [&](const Freeze& freeze) {
-        return freeze.rank == rank && freeze.from <= now_ && now_ < freeze.until;
-    });
-}
-
-bool Sim::cut(Rank a, Rank b) const {
-    return std::any_of(spec_.partitions.begin(), spec_.partitions.end(), [&](const Partition& partition) {
-        const auto has = [&](Rank rank) {
-            return std::find(partition.side.begin(), partition.side.end(), rank) != partition.side.end();
-        };
-        return partition.from <= now_ && now_ < partition.until && has(a) != has(b);
-    });
+void Sim::end(const sim::Packet& packet, SimFate fate) {
+    if (spec_.record) {
+        const auto bytes = bytes_of(packet);
+        const wire::Parsed parsed = wire::parse(bytes);
+        const std::size_t payload = bytes.size() - std::min(bytes.size(), wire::kHeaderBytes);
+        if (!parsed.ok || parsed.header.type == wire::Type::kData)
+            result_.record.push_back({now(), fate, packet.source, packet.destination, parsed.header,
+                                      static_cast<std::uint32_t>(payload), packet.damage || !parsed.ok});
+    }
+    if (--datagrams_[packet.tag].copies == 0) free_datagrams_.push_back(packet.tag);
 }
 
 }  // namespace
+
+OpSummary summary_of(Rank rank, const OpReport& report) {
+    const auto sum = [](const std::vector<std::uint32_t>& coords) {
+        return std::accumulate(coords.begin(), coords.end(), std::uint64_t{0});
+    };
+    OpSummary summary{
+        rank, report.ticket, report.status, report.entered_at, report.scatter_closed_at, report.finished_at};
+    if (!report.shard_lengths.empty()) summary.shard_len = report.shard_lengths[rank];
+    summary.scatter_missing = sum(report.scatter_missing);
+    summary.gather_missing = sum(report.gather_missing);
+    summary.gather_empty = sum(report.gather_empty);
+    summary.sent_packets = report.sent_packets;
+    summary.sent_bytes = report.sent_bytes;
+    summary.received_packets = report.received_packets;
+    summary.trimmed_packets = report.trimmed_packets;
+    return summary;
+}
 
 SimResult simulate(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& buckets) {
     return Sim(spec, buckets).run();

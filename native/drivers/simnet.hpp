@@ -1,7 +1,6 @@
-// A simulated network in virtual time: many endpoints in one process, every fault a function of the seed.
+// Many endpoints in one process, on a simulated network in virtual time: every fault is a function of the seed.
 //
-//   endpoint -> sender's NIC (rate) -> delay + jitter -> receiver's switch port (rate, queue) -> faults
-//            -> receiver's socket buffer -> endpoint
+//   endpoint -> the network (sim/network.hpp) -> receiver's socket buffer -> endpoint
 //
 // A rank that is frozen neither reads its socket nor fires timers; a dead one never does again.
 #pragma once
@@ -9,43 +8,32 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <queue>
 #include <span>
 #include <vector>
 
 #include "protocol/endpoint.hpp"
+#include "sim/host_freezes.hpp"
+#include "sim/network.hpp"
 
 namespace tailcut {
 
-struct Freeze {
-    Rank rank;
-    Time from, until;  // until == kNever: dead
-};
-struct Partition {
-    Time from, until;
-    std::vector<Rank> side;  // cut off from all the others, both ways
-};
+using sim::Freeze;
+using sim::Partition;
+using SimFate = sim::Fate;
+
 struct Injection {
     Time at;
     Rank destination;
     std::vector<std::byte> datagram;
 };
 
-struct SimSpec {
+struct SimSpec : sim::NetworkSpec {
     Rank ranks = 1;
-    std::uint64_t seed = 0;
-    // the network
-    double loss = 0, duplicate = 0, corrupt = 0, trim = 0;  // probabilities per packet
-    std::uint32_t trim_to_payload_bytes = 0;                // what trimming leaves; 0: anything
-    Duration delay = 10 * kMicrosecond;
-    Duration jitter = 0;            // uniform on top of the delay: packets overtake each other
-    double bytes_per_s = 0;         // of each NIC and each switch port; 0: unlimited
-    std::uint64_t queue_bytes = 0;  // of each switch port; 0: unlimited
-    std::vector<Freeze> freezes;
-    std::vector<Partition> partitions;
-    std::vector<Injection> injections;
     // the hosts
+    std::vector<Freeze> freezes;
+    std::vector<Injection> injections;
     std::uint32_t socket_buffer_bytes = 1 << 20;
     codec::PacketLimits limits{1280, 0};
     wire::Codec codec = wire::Codec::kRaw;
@@ -62,17 +50,14 @@ struct SimSpec {
     std::vector<std::size_t>
         resync_before;  // by rank: the op before which it declares its state copied; or none
     Seq depth = 1;
+    // policies, if there are any: terms for an op at its entry, and what came of it
+    std::function<Terms(Rank rank, Time now, std::uint32_t bucket_len)> decide;
+    std::function<void(Rank rank, Time now, const OpReport& report)> observe;
+    // asked now and then, with the ops that have ended on all ranks together; may throw
+    std::function<void(std::uint64_t ended_ops)> glance;
     bool record = false;
-};
-
-enum class SimFate : std::uint8_t {
-    kDelivered,
-    kLost,
-    kQueueDrop,
-    kSocketDrop,
-    kPartitioned,
-    kDeadHost,
-    kCount
+    bool elided = false;     // packets without values: buckets are looked at for their lengths only
+    bool summaries = false;  // instead of reports, which grow with ranks² an op
 };
 
 struct SimPacket {  // one line of the record: a DATA packet that an endpoint was handed, or that was dropped
@@ -84,11 +69,25 @@ struct SimPacket {  // one line of the record: a DATA packet that an endpoint wa
     bool damaged;
 };
 
+// A report in a few numbers: sums over all ranks, of coordinates where nothing else is said.
+struct OpSummary {
+    Rank rank = 0;
+    Ticket op = 0;
+    Status status = Status::kComplete;
+    Time entered_at = 0, scatter_closed_at = 0, finished_at = 0;
+    std::uint64_t shard_len = 0;        // of the own shard
+    std::uint64_t scatter_missing = 0;  // of contributions to the own shard, those of all ranks together
+    std::uint64_t gather_missing = 0, gather_empty = 0;
+    std::uint64_t sent_packets = 0, sent_bytes = 0, received_packets = 0, trimmed_packets = 0;
+};
+OpSummary summary_of(Rank rank, const OpReport& report);
+
 struct SimResult {
     std::vector<std::vector<OpReport>> reports;  // by rank, in the order of ending
+    std::vector<OpSummary> summaries;            // of all ranks, in the order of ending
     std::vector<Counters> counters;
     std::vector<Time> closed_at;  // by rank: end of its linger
-    std::array<std::uint64_t, static_cast<std::size_t>(SimFate::kCount)> fates{};
+    sim::NetworkCounters network;
     std::uint64_t events = 0;
     Time ended_at = 0;
     std::vector<SimPacket> record;

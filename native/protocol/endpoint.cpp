@@ -18,8 +18,8 @@ std::vector<codec::PacketLimits> limits_of(const std::vector<PeerSettings>& peer
 
 Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& peers)
     : settings_(settings),
-      memory_(settings.pool_bytes),
-      context_(settings.shape, settings.codec, limits_of(peers), memory_),
+      memory_(settings.pool_bytes, settings.elided),
+      context_(settings.shape, settings.codec, limits_of(peers), memory_, settings.elided),
       shares_(settings.shape.ranks),
       recent_bytes_(2 * std::size_t{settings.window_ops}),
       terms_(settings.terms),

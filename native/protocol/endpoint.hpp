@@ -36,6 +36,7 @@ struct Settings {
     Seq first_seq = 0;
     bool resend = true;  // what was lost, while its stage is open
     bool record_fates = false;
+    bool elided = false;  // simulations only: packets without values
 };
 
 struct Counters {

@@ -36,8 +36,8 @@ Block Memory::allocate(std::size_t floats, bool pooled) {
         kept_.erase(fitting);
         kept_floats_ -= taken.first;
     } else {
-        taken = {floats,
-                 Array(static_cast<float*>(::operator new[](floats * sizeof(float), std::align_val_t{64})))};
+        const std::size_t bytes = elided_ ? 64 : floats * sizeof(float);
+        taken = {floats, Array(static_cast<float*>(::operator new[](bytes, std::align_val_t{64})))};
     }
     used_ += taken.first;
     peak_ = std::max(peak_, used_);

@@ -51,7 +51,9 @@ private:
 
 class Memory {
 public:
-    explicit Memory(std::size_t pool_bytes) : pool_(pool_bytes / sizeof(float)) {}
+    // `elided`: the accounts only. Blocks hold nothing and must not be looked into.
+    explicit Memory(std::size_t pool_bytes, bool elided = false)
+        : pool_(pool_bytes / sizeof(float)), elided_(elided) {}
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
 
@@ -73,6 +75,7 @@ private:
     void shrink_kept(std::size_t limit);
 
     const std::size_t pool_;
+    const bool elided_;
     std::size_t pool_used_ = 0, used_ = 0, peak_ = 0, kept_floats_ = 0;
     std::vector<std::pair<std::size_t, Array>> kept_;  // oldest first
 };

@@ -1,13 +1,19 @@
 #include "protocol/values.hpp"
 
+#include "protocol/elided_values.hpp"
 #include "protocol/planes_values.hpp"
 #include "protocol/raw_values.hpp"
 
 namespace tailcut {
 
 OpContext::OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::PacketLimits> limits,
-                     Memory& memory)
-    : shape(shape), codec(codec), limits(std::move(limits)), memory(memory), silent(shape.ranks) {
+                     Memory& memory, bool elided)
+    : shape(shape),
+      codec(codec),
+      limits(std::move(limits)),
+      memory(memory),
+      elided(elided),
+      silent(shape.ranks) {
     gather_limits = this->limits[shape.self];
     for (Rank peer = 0; peer < shape.ranks; ++peer) {
         if (peer == shape.self) continue;
@@ -26,6 +32,9 @@ std::size_t owned_floats(wire::Codec codec, const Layout& layout) {
 
 std::unique_ptr<Contributions> make_contributions(OpContext& context, Seq seq, const Layout& layout,
                                                   int planes, std::span<const float> bucket) {
+    if (context.elided && context.codec == wire::Codec::kPlanes)
+        return std::make_unique<ElidedPlanesContributions>(context, seq, layout, planes);
+    if (context.elided) return std::make_unique<ElidedRawContributions>(context, seq, layout);
     if (context.codec == wire::Codec::kPlanes)
         return std::make_unique<PlanesContributions>(context, seq, layout, planes, bucket);
     return std::make_unique<RawContributions>(context, seq, layout, bucket);
@@ -33,12 +42,16 @@ std::unique_ptr<Contributions> make_contributions(OpContext& context, Seq seq, c
 
 std::unique_ptr<Reduction> make_reduction(OpContext& context, Seq seq, const Layout& layout, int planes,
                                           Block memory) {
+    if (context.elided && context.codec == wire::Codec::kPlanes)
+        return std::make_unique<ElidedPlanesReduction>(context, seq, layout, planes, std::move(memory));
+    if (context.elided) return std::make_unique<ElidedRawReduction>(context, seq, layout, std::move(memory));
     if (context.codec == wire::Codec::kPlanes)
         return std::make_unique<PlanesReduction>(context, seq, layout, planes, std::move(memory));
     return std::make_unique<RawReduction>(context, seq, layout, std::move(memory));
 }
 
 std::unique_ptr<Means> make_means(OpContext& context, Seq seq, const Layout& layout, Block memory) {
+    if (context.elided) return std::make_unique<ElidedMeans>(std::move(memory));
     if (context.codec == wire::Codec::kPlanes)
         return std::make_unique<PlanesMeans>(context, seq, layout, std::move(memory));
     return std::make_unique<RawMeans>(layout, std::move(memory));

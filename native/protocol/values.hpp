@@ -1,5 +1,6 @@
 // How the coordinates of one op travel, in one codec: what Op and OwnedShard leave open. They know which granules have
-// come and when a stage ends; these know bytes and arithmetic. The variants are in raw_values.hpp and planes_values.hpp.
+// come and when a stage ends; these know bytes and arithmetic. The variants are in raw_values.hpp, planes_values.hpp and
+// elided_values.hpp.
 #pragma once
 
 #include <algorithm>
@@ -44,13 +45,15 @@ struct Outgoing {
 
 // What all ops of an endpoint share.
 struct OpContext {
-    OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::PacketLimits> limits, Memory& memory);
+    OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::PacketLimits> limits, Memory& memory,
+              bool elided = false);
 
     Shape shape;
     wire::Codec codec;
     std::vector<codec::PacketLimits> limits;  // by peer
     codec::PacketLimits gather_limits;        // the least of all: a mean is encoded once, for everybody
     Memory& memory;
+    bool elided;               // values are not there (elided_values.hpp)
     std::vector<bool> silent;  // by rank: nothing was heard of it for several ops
     std::size_t silent_count = 0;
     // Of a packet with so many planes; 0 planes in raw.

@@ -1,12 +1,13 @@
 """The real protocol core in virtual time: a scenario in, results and reports out. Same seed, same bits.
 
-Owns the description of a scenario. The network model is native/drivers/simnet.hpp.
+Owns the description of a scenario: a group and its program. Its network is network.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,12 @@ from tailcut import _native
 from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
 from tailcut.config import LEAST_TRIM_BYTES
 from tailcut.errors import ConfigError, TailcutError
+from tailcut.network import Network, Partition, ns
 from tailcut.policy.deadline import fixed_bounds
+from tailcut.policy.steering import Steering
 from tailcut.report import Report, outcome_of
+
+__all__ = ["Freeze", "Partition", "Policy", "Scenario", "Simulation", "simulate"]
 
 Array = npt.NDArray[np.float32]
 
@@ -30,24 +35,22 @@ class Freeze:
     until_s: float | None
 
 
-@dataclass(frozen=True)
-class Partition:
-    """The ranks of ``side`` and all the others do not reach each other."""
+class Policy(Protocol):
+    """What decides for one rank: asked at each entry, told of each report."""
 
-    from_s: float
-    until_s: float
-    side: tuple[int, ...]
+    def terms(self, length: int) -> _native.Terms: ...
+
+    def after(self, report: Report, now_s: float) -> object: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scenario:
+class Scenario(Network):
     """A group, its program and its network. Times in seconds, probabilities per packet."""
 
     ranks: int
     length: int = 1024
     """Coordinates of every bucket."""
     ops: int = 1
-    seed: int = 0
     deadline_s: float = 0.1
     depth: int = 1
     """Ops a rank keeps in flight."""
@@ -61,20 +64,7 @@ class Scenario:
     """Rank -> the op before which it declares its state copied."""
     first_seq: int = 0
 
-    loss: float = 0.0
-    duplicate: float = 0.0
-    corrupt: float = 0.0
-    trim: float = 0.0
-    trim_to_bytes: int = 0
-    """What is left of a trimmed packet, header included; 0: any number of bytes."""
-    delay_s: float = 10e-6
-    jitter_s: float = 0.0
-    bytes_per_s: float = 0.0
-    """Of every link; 0 is unlimited."""
-    queue_bytes: int = 0
-    """Of every switch port; 0 is unlimited."""
     freezes: Sequence[Freeze] = ()
-    partitions: Sequence[Partition] = ()
     injections: Sequence[tuple[float, int, bytes]] = ()
     """(time, destination, datagram) that no rank has sent."""
 
@@ -93,6 +83,10 @@ class Scenario:
     """Ranks that send with other planes than ``planes``."""
     trim_bytes: int = 0
     """As in ``Config``."""
+    steering: bool = False
+    """Every rank adapts its bounds as a Group does; without, they are fixed shares of ``deadline_s``."""
+    elided: bool = False
+    """No values: fates and times only, for more ranks and ops than there is memory for. Results are zeros."""
     record: bool = False
     """Keep every packet's fate and every granule's arrival."""
 
@@ -101,16 +95,12 @@ class Scenario:
             raise ConfigError(f"ranks={self.ranks} must be between 1 and 4096")
         if self.ops < 0 or self.length < 0 or self.depth < 1 or self.window_ops < 1:
             raise ConfigError("ops and length must not be negative, depth and window_ops at least 1")
-        for name in ("loss", "duplicate", "corrupt", "trim"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is not a probability")
+        self.check_network()
         if self.codec not in CODEC_IDS:
             raise ConfigError(f"codec={self.codec!r} must be one of {', '.join(map(repr, CODEC_IDS))}")
         for planes in (self.planes, *self.planes_by_rank.values()):
             if not 1 <= planes <= 16:
                 raise ConfigError(f"planes={planes} must be between 1 and 16 bits a coordinate")
-        if 0 < self.trim_to_bytes <= _native.HEADER_BYTES:
-            raise ConfigError(f"trim_to_bytes={self.trim_to_bytes} leaves nothing behind the header")
         if self.trim_bytes and self.trim_bytes < LEAST_TRIM_BYTES:
             raise ConfigError(f"trim_bytes={self.trim_bytes} must be 0 or at least {LEAST_TRIM_BYTES}")
         if self.packet_bytes < 256:
@@ -144,57 +134,85 @@ class Simulation:
         return [outcome for outcome in self.outcomes[rank] if isinstance(outcome, Report)]
 
 
-def simulate(scenario: Scenario, inputs: list[list[Array]] | None = None) -> Simulation:
-    """Run the scenario. ``inputs[op][rank]`` replaces the seeded buckets."""
+def simulate(
+    scenario: Scenario,
+    inputs: list[list[Array]] | None = None,
+    policies: Sequence[Policy] | None = None,
+) -> Simulation:
+    """Run the scenario. ``inputs[op][rank]`` replaces the seeded buckets, ``policies[rank]`` what decides."""
+    if inputs is None and scenario.elided:
+        inputs = elided_buckets(scenario)
     if inputs is None:
         inputs = [[scenario.bucket(op, rank) for rank in range(scenario.ranks)] for op in range(scenario.ops)]
-    results = [[bucket.copy() for bucket in op] for op in inputs]
-    native = _native.simulate(_spec(scenario), results)
+    results = inputs if scenario.elided else [[bucket.copy() for bucket in op] for op in inputs]
+    native = _native.simulate(spec_of(scenario, policies), results)
     outcomes = [
         [outcome_of(report, rank) for report in reports] for rank, reports in enumerate(native.reports)
     ]
     return Simulation(scenario, inputs, results, outcomes, native.ended_at_ns / 1e9, native)
 
 
-def _ns(seconds: float) -> int:
-    return round(seconds * 1e9)
+def elided_buckets(scenario: Scenario) -> list[list[Array]]:
+    """Of the right lengths, all in the same place: nobody looks at them."""
+    longest = max([scenario.length, *scenario.lengths.values()])
+    zeros = np.zeros(longest, np.float32)
+    return [
+        [zeros[: scenario.length_of(op, rank)] for rank in range(scenario.ranks)]
+        for op in range(scenario.ops)
+    ]
 
 
-def _spec(scenario: Scenario) -> _native.SimSpec:
+def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _native.SimSpec:
+    """The scenario as the native simulation takes it."""
     spec = _native.SimSpec()
+    scenario.fill(spec)
     for name in (
-        *("ranks", "seed", "loss", "duplicate", "corrupt", "trim", "bytes_per_s", "queue_bytes"),
-        *(
-            "socket_buffer_bytes",
-            "pool_bytes",
-            "window_ops",
-            "first_seq",
-            "depth",
-            "record",
-            "resend",
-            "paced",
-        ),
+        *("ranks", "socket_buffer_bytes", "pool_bytes", "window_ops", "first_seq", "depth"),
+        *("record", "elided", "resend", "paced"),
     ):
         setattr(spec, name, getattr(scenario, name))
-    spec.delay_ns = _ns(scenario.delay_s)
-    spec.jitter_ns = _ns(scenario.jitter_s)
     spec.payload_bytes = scenario.packet_bytes
     spec.codec = CODEC_IDS[scenario.codec]
     spec.trim_payload_bytes = trimmed_payload_bytes(scenario.trim_bytes)
-    spec.trim_to_payload_bytes = max(0, scenario.trim_to_bytes - _native.HEADER_BYTES)
     spec.terms = _native.Terms(fixed_bounds(scenario.deadline_s), scenario.planes)
     spec.planes_by_rank = [scenario.planes_by_rank.get(r, scenario.planes) for r in range(scenario.ranks)]
-    spec.linger_ns = _ns(scenario.deadline_s)
-    spec.compute_ns = [[_ns(s) for s in row] for row in scenario.compute_s] or [
+    spec.linger_ns = ns(scenario.deadline_s)
+    spec.compute_ns = [[ns(s) for s in row] for row in scenario.compute_s] or [
         [0] * scenario.ranks
     ] * scenario.ops
     spec.ops_by_rank = [scenario.ops_by_rank.get(rank, scenario.ops) for rank in range(scenario.ranks)]
     spec.resync_before = [scenario.resync_before.get(rank, 1 << 62) for rank in range(scenario.ranks)]
     for freeze in scenario.freezes:
-        until_ns = None if freeze.until_s is None else _ns(freeze.until_s)
-        spec.freeze(freeze.rank, _ns(freeze.from_s), until_ns)
-    for partition in scenario.partitions:
-        spec.partition(_ns(partition.from_s), _ns(partition.until_s), list(partition.side))
+        until_ns = None if freeze.until_s is None else ns(freeze.until_s)
+        spec.freeze(freeze.rank, ns(freeze.from_s), until_ns)
     for at_s, destination, datagram in scenario.injections:
-        spec.inject(_ns(at_s), destination, datagram)
+        spec.inject(ns(at_s), destination, datagram)
+    if policies is None and scenario.steering:
+        policies = _steering(scenario)
+    if policies is not None:
+        _let_decide(spec, policies)
     return spec
+
+
+def _steering(scenario: Scenario) -> list[Policy]:
+    return [
+        Steering(
+            rank=rank,
+            ranks=scenario.ranks,
+            deadline_s=scenario.deadline_s,
+            planes=scenario.planes_by_rank.get(rank, scenario.planes),
+        )
+        for rank in range(scenario.ranks)
+    ]
+
+
+def _let_decide(spec: _native.SimSpec, policies: Sequence[Policy]) -> None:
+    def decide(rank: int, now_ns: int, bucket_len: int) -> _native.Terms:
+        return policies[rank].terms(bucket_len)
+
+    def observe(rank: int, now_ns: int, report: _native.OpReport) -> None:
+        outcome = outcome_of(report, rank)
+        if isinstance(outcome, Report):
+            policies[rank].after(outcome, now_ns / 1e9)
+
+    spec.decide, spec.observe = decide, observe

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "drivers/simnet.hpp"
+#include "sim/baseline.hpp"
 
 namespace {
 
@@ -187,6 +188,23 @@ void plan_faults(Dice& dice, SimSpec& spec) {
     plan_stops(dice, spec);
 }
 
+// What makes a network uneven: other traffic, links that slow down, losses in a row, two sites.
+void plan_network(Dice& dice, sim::NetworkSpec& spec, Rank ranks) {
+    if (dice.chance(0.2)) spec.bursty_loss = {0.05 * dice.unit(), 0.05 + 0.5 * dice.unit(), dice.unit()};
+    if (dice.chance(0.2))
+        spec.bursts = {dice.below(100'000), dice.one_of<double>({0, 1e7}), 1500,
+                       dice.between(kMillisecond, 9 * kMillisecond), dice.between(0, 9 * kMillisecond)};
+    for (int changes = dice.chance(0.2) ? 3 : 0; changes > 0; --changes)
+        spec.rate_changes.push_back(
+            {dice.between(0, 60 * kMillisecond),
+             dice.chance(0.5) ? sim::RateChange::kAll : static_cast<Rank>(dice.below(ranks)),
+             0.1 + dice.unit(), 0.1 + dice.unit()});
+    if (dice.chance(0.2))
+        spec.wan = {static_cast<Rank>(dice.below(ranks + 1)), dice.one_of<double>({0, 1e7}),
+                    dice.between(0, 5 * kMillisecond), 0.1 * dice.unit(),
+                    dice.one_of<std::uint64_t>({0, 20'000})};
+}
+
 Plan make_plan(std::uint64_t seed) {
     Dice dice(seed);
     Plan plan;
@@ -199,6 +217,7 @@ Plan make_plan(std::uint64_t seed) {
         plan_clean(dice, plan.spec);
     else
         plan_faults(dice, plan.spec);
+    if (!plan.clean) plan_network(dice, plan.spec, plan.spec.ranks);
     return plan;
 }
 
@@ -379,7 +398,7 @@ void check_counters(const Plan& plan, const SimResult& result) {
         must(rejected <= counters.received_packets, "more packets rejected than received");
     }
     if (plan.spec.freezes.empty())
-        must(result.fates[static_cast<std::size_t>(SimFate::kSocketDrop)] == 0,
+        must(result.network.fates[static_cast<std::size_t>(SimFate::kSocketDrop)] == 0,
              "a socket that is read dropped packets");
 }
 
@@ -450,6 +469,49 @@ SimResult simulate_plan(const Plan& plan, Buckets& buckets) {
     return simulate(plan.spec, spans);
 }
 
+// A reliable transport delivers whatever the faults, and everybody ends every op.
+void run_baseline(std::uint64_t seed) {
+    Dice dice(~seed);
+    sim::BaselineSpec spec;
+    spec.seed = seed;
+    spec.ranks = static_cast<Rank>(1 + dice.below(9));
+    spec.algorithm = dice.chance(0.5) ? sim::Algorithm::kRing : sim::Algorithm::kTree;
+    spec.bucket_bytes = dice.one_of<std::uint64_t>({0, 1, 1000, dice.below(200'000)});
+    spec.part_bytes = 1 + dice.below(50'000);
+    spec.transport.segment_bytes = dice.one_of<std::uint32_t>({500, 1448, 8948});
+    spec.transport.receive_buffer_bytes = dice.one_of<std::uint64_t>({9000, 100'000, 6 << 20});
+    if (dice.chance(0.4)) spec.loss = dice.one_of<double>({0.01, 0.1, 0.3});
+    if (dice.chance(0.3)) spec.duplicate = 0.3 * dice.unit();
+    if (dice.chance(0.3)) spec.corrupt = 0.1 * dice.unit();
+    if (dice.chance(0.3)) spec.jitter = dice.between(0, 10 * kMillisecond);
+    if (dice.chance(0.6)) spec.bytes_per_s = dice.one_of<double>({1e6, 1e7, 1e9});
+    if (dice.chance(0.3)) spec.queue_bytes = 20'000 + dice.below(60'000);
+    plan_network(dice, spec, spec.ranks);
+    spec.bursty_loss.loss *= 0.5;
+    if (spec.bytes_per_s > 0)  // a link that others fill for ever delivers nothing
+        spec.bursts.bytes =
+            std::min(spec.bursts.bytes, static_cast<std::uint64_t>(0.04e-9 * spec.bytes_per_s *
+                                                                   static_cast<double>(spec.bursts.gap_min)));
+    const std::size_t ops = 1 + dice.below(4);
+    for (std::size_t op = 0; op < ops; ++op) {
+        auto& row = spec.compute.emplace_back();
+        for (Rank rank = 0; rank < spec.ranks; ++rank) row.push_back(dice.between(0, 5 * kMillisecond));
+    }
+    for (int freezes = dice.chance(0.3) ? 2 : 0; freezes > 0; --freezes) {
+        const Time from = dice.between(0, 60 * kMillisecond);
+        spec.freezes.push_back(
+            {static_cast<Rank>(dice.below(spec.ranks)), from, from + dice.between(0, kSecond)});
+    }
+    spec.give_up = 3000 * kSecond;
+    const sim::BaselineResult result = sim::simulate_baseline(spec);
+    must(result.ops.size() == ops * spec.ranks, "baseline: ", result.ops.size(), " of ", ops * spec.ranks,
+         " ops ended");
+    std::vector<std::uint32_t> next(spec.ranks);
+    for (const sim::BaselineOp& op : result.ops)
+        must(op.op == next[op.rank]++ && op.finished_at >= op.entered_at, "baseline: rank ", op.rank,
+             " out of order");
+}
+
 void run(std::uint64_t seed) {
     const Plan plan = make_plan(seed);
     Buckets results = plan.inputs;
@@ -469,6 +531,17 @@ void run(std::uint64_t seed) {
         must(second.events == result.events && second.ended_at == result.ended_at,
              "a second run went differently");
     }
+    if (seed % 8 == 1 && plan.spec.codec == wire::Codec::kRaw) {
+        Plan elided = plan;
+        elided.spec.elided = true;
+        Buckets zeros = plan.inputs;
+        for (auto& op : zeros)
+            for (auto& bucket : op) std::fill(bucket.begin(), bucket.end(), 0.0f);
+        const SimResult second = simulate_plan(elided, zeros);
+        must(second.events == result.events && second.ended_at == result.ended_at,
+             "without values it went differently");
+    }
+    run_baseline(seed);
 }
 
 const char* program = "sim_stress";

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from types import FrameType
 
-from tailcut.cli import bench, demo, doctor, testbed
+from tailcut.cli import bench, demo, doctor, sim, testbed
 from tailcut.errors import TailcutError
 
 EXIT_ERROR = 2
@@ -61,4 +61,5 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_command(commands)
     doctor.add_command(commands)
     testbed.add_command(commands)
+    sim.add_command(commands)
     return parser

@@ -1,0 +1,311 @@
+// The Python face of the simulations: the network, endpoints in it, baselines in it.
+#include "bind_sim.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "drivers/simnet.hpp"
+#include "sim/baseline.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace tailcut;
+
+namespace {
+
+using Bucket = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Counts = nb::typed<nb::dict, nb::str, std::uint64_t>;
+using Rows = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<2>>;
+
+Counts fates_of(const sim::NetworkCounters& counters) {
+    constexpr const char* kNames[] = {"delivered",   "lost",        "queue_drop",
+                                      "socket_drop", "partitioned", "dead_host"};
+    Counts fates;
+    for (std::size_t k = 0; k < counters.fates.size(); ++k) fates[kNames[k]] = counters.fates[k];
+    return fates;
+}
+
+// Signals are looked at in between, so that Ctrl-C ends a long simulation.
+std::function<void(std::uint64_t)> glance_of(std::function<void(std::uint64_t)> progress) {
+    return [progress = std::move(progress)](std::uint64_t ended_ops) {
+        const nb::gil_scoped_acquire acquire;
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        if (progress) progress(ended_ops);
+    };
+}
+
+Rows owned_rows(std::vector<std::int64_t> cells, std::size_t columns) {
+    auto* kept = new std::vector<std::int64_t>(std::move(cells));
+    const nb::capsule owner(kept,
+                            [](void* p) noexcept { delete static_cast<std::vector<std::int64_t>*>(p); });
+    return Rows(kept->data(), {kept->size() / columns, columns}, owner);
+}
+
+// A row for each summary: rank, op, status, times of entry, of closing SCATTER and of ending (ns), coordinates of the
+// own shard, missing of contributions to it, missing and EMPTY of all means, packets and bytes sent, packets received and
+// of those trimmed.
+Rows rows_of(const std::vector<OpSummary>& summaries) {
+    constexpr std::size_t kColumns = 14;
+    std::vector<std::int64_t> cells;
+    cells.reserve(kColumns * summaries.size());
+    for (const OpSummary& s : summaries)
+        for (const auto cell :
+             {static_cast<std::int64_t>(s.rank), static_cast<std::int64_t>(s.op),
+              static_cast<std::int64_t>(s.status), s.entered_at, s.scatter_closed_at, s.finished_at,
+              static_cast<std::int64_t>(s.shard_len), static_cast<std::int64_t>(s.scatter_missing),
+              static_cast<std::int64_t>(s.gather_missing), static_cast<std::int64_t>(s.gather_empty),
+              static_cast<std::int64_t>(s.sent_packets), static_cast<std::int64_t>(s.sent_bytes),
+              static_cast<std::int64_t>(s.received_packets), static_cast<std::int64_t>(s.trimmed_packets)})
+            cells.push_back(cell);
+    return owned_rows(std::move(cells), kColumns);
+}
+
+void bind_network(nb::module_& m) {
+    nb::class_<sim::NetworkSpec>(m, "NetworkSpec")
+        .def(nb::init<>())
+        .def_rw("seed", &sim::NetworkSpec::seed)
+        .def_rw("loss", &sim::NetworkSpec::loss)
+        .def_rw("duplicate", &sim::NetworkSpec::duplicate)
+        .def_rw("corrupt", &sim::NetworkSpec::corrupt)
+        .def_rw("trim", &sim::NetworkSpec::trim)
+        .def_rw("trim_to_payload_bytes", &sim::NetworkSpec::trim_to_payload_bytes)
+        .def_rw("trim_above_bytes", &sim::NetworkSpec::trim_above_bytes)
+        .def_rw("delay_ns", &sim::NetworkSpec::delay)
+        .def_rw("jitter_ns", &sim::NetworkSpec::jitter)
+        .def_rw("bytes_per_s", &sim::NetworkSpec::bytes_per_s)
+        .def_rw("uplink_bytes_per_s", &sim::NetworkSpec::uplink_bytes_per_s)
+        .def_rw("queue_bytes", &sim::NetworkSpec::queue_bytes)
+        .def_rw("frame_bytes", &sim::NetworkSpec::frame_bytes)
+        .def(
+            "partition",
+            [](sim::NetworkSpec& spec, Time from_ns, Time until_ns, const std::vector<Rank>& side) {
+                spec.partitions.push_back({from_ns, until_ns, side});
+            },
+            "from_ns"_a, "until_ns"_a, "side"_a)
+        .def(
+            "change_rate",
+            [](sim::NetworkSpec& spec, Time at_ns, std::optional<Rank> host, double uplink_factor,
+               double downlink_factor) {
+                if (!(uplink_factor > 0 && downlink_factor > 0)) throw nb::value_error("factor");
+                spec.rate_changes.push_back(
+                    {at_ns, host.value_or(sim::RateChange::kAll), uplink_factor, downlink_factor});
+            },
+            "at_ns"_a, "host"_a.none(), "uplink_factor"_a, "downlink_factor"_a)
+        .def(
+            "set_bursts",
+            [](sim::NetworkSpec& spec, std::uint64_t bytes, double bytes_per_s, std::uint32_t packet_bytes,
+               Duration gap_min_ns, Duration gap_mean_ns) {
+                // A gap of nothing would be a burst without end.
+                if (packet_bytes == 0 || gap_min_ns + gap_mean_ns <= 0) throw nb::value_error("bursts");
+                spec.bursts = {bytes, bytes_per_s, packet_bytes, gap_min_ns, gap_mean_ns};
+            },
+            "bytes"_a, "bytes_per_s"_a, "packet_bytes"_a, "gap_min_ns"_a, "gap_mean_ns"_a)
+        .def(
+            "set_bursty_loss",
+            [](sim::NetworkSpec& spec, double enter, double leave, double loss) {
+                spec.bursty_loss = {enter, leave, loss};
+            },
+            "enter"_a, "leave"_a, "loss"_a)
+        .def(
+            "set_wan",
+            [](sim::NetworkSpec& spec, Rank second_site, double bytes_per_s, Duration delay_ns, double loss,
+               std::uint64_t queue_bytes) {
+                spec.wan = {second_site, bytes_per_s, delay_ns, loss, queue_bytes};
+            },
+            "second_site"_a, "bytes_per_s"_a, "delay_ns"_a, "loss"_a, "queue_bytes"_a);
+    nb::class_<sim::NetworkCounters>(m, "NetworkCounters")
+        .def_prop_ro("fates", &fates_of)
+        .def_ro("trimmed_packets", &sim::NetworkCounters::trimmed_packets)
+        .def_ro("burst_packets", &sim::NetworkCounters::burst_packets)
+        .def_ro("burst_drops", &sim::NetworkCounters::burst_drops);
+    // Sends so many bytes each at the given times, and says what became of each: (source, destination, bytes, number,
+    // arrived_at_ns); the time is -1 if it was dropped. The network alone, for its tests.
+    m.def(
+        "carry",
+        [](const sim::NetworkSpec& spec, Rank hosts,
+           const std::vector<std::tuple<Time, Rank, std::vector<Rank>, std::uint32_t>>& sends) {
+            sim::Network network(spec, hosts, wire::kHeaderBytes);
+            for (std::uint32_t k = 0; k < sends.size(); ++k) network.alarm(std::get<0>(sends[k]), 0, 0, k);
+            std::vector<std::tuple<Rank, Rank, std::uint32_t, std::uint32_t, Time>> arrivals;
+            sim::Happening happening;
+            while (network.next(happening)) {
+                if (happening.kind == sim::Happening::Kind::kAlarm) {
+                    const auto& [at, source, destinations, bytes] = sends[happening.number];
+                    network.send(source, destinations, bytes, happening.number, true);
+                    continue;
+                }
+                const sim::Packet& packet = happening.packet;
+                const bool arrived = happening.kind == sim::Happening::Kind::kArrived;
+                arrivals.push_back({packet.source, packet.destination, packet.bytes, packet.tag,
+                                    arrived ? network.now() : -1});
+            }
+            return arrivals;
+        },
+        "spec"_a, "hosts"_a, "sends"_a);
+}
+
+void bind_endpoints(nb::module_& m) {
+    nb::class_<SimSpec, sim::NetworkSpec>(m, "SimSpec")
+        .def(nb::init<>())
+        .def_rw("ranks", &SimSpec::ranks)
+        .def_rw("socket_buffer_bytes", &SimSpec::socket_buffer_bytes)
+        .def_prop_rw(
+            "payload_bytes", [](const SimSpec& spec) { return spec.limits.payload_bytes; },
+            [](SimSpec& spec, std::uint32_t bytes) { spec.limits.payload_bytes = bytes; })
+        .def_prop_rw(
+            "trim_payload_bytes", [](const SimSpec& spec) { return spec.limits.trim_payload_bytes; },
+            [](SimSpec& spec, std::uint32_t bytes) { spec.limits.trim_payload_bytes = bytes; })
+        .def_prop_rw(
+            "codec", [](const SimSpec& spec) { return static_cast<int>(spec.codec); },
+            [](SimSpec& spec, int codec) { spec.codec = static_cast<wire::Codec>(codec); })
+        .def_rw("pool_bytes", &SimSpec::pool_bytes)
+        .def_rw("window_ops", &SimSpec::window_ops)
+        .def_rw("first_seq", &SimSpec::first_seq)
+        .def_rw("terms", &SimSpec::terms)
+        .def_rw("planes_by_rank", &SimSpec::planes_by_rank)
+        .def_rw("linger_ns", &SimSpec::linger)
+        .def_rw("compute_ns", &SimSpec::compute)
+        .def_rw("ops_by_rank", &SimSpec::ops_by_rank)
+        .def_rw("resync_before", &SimSpec::resync_before)
+        .def_rw("depth", &SimSpec::depth)
+        .def_rw("decide", &SimSpec::decide, nb::arg().none())
+        .def_rw("observe", &SimSpec::observe, nb::arg().none())
+        .def_rw("record", &SimSpec::record)
+        .def_rw("summaries", &SimSpec::summaries)
+        .def_rw("elided", &SimSpec::elided)
+        .def_rw("resend", &SimSpec::resend)
+        .def_rw("paced", &SimSpec::paced)
+        .def(
+            "freeze",
+            [](SimSpec& spec, Rank rank, Time from_ns, std::optional<Time> until_ns) {
+                spec.freezes.push_back({rank, from_ns, until_ns.value_or(kNever)});
+            },
+            "rank"_a, "from_ns"_a, "until_ns"_a.none())
+        .def(
+            "inject",
+            [](SimSpec& spec, Time at_ns, Rank destination, const nb::bytes& datagram) {
+                const std::span bytes(static_cast<const std::byte*>(datagram.data()), datagram.size());
+                spec.injections.push_back({at_ns, destination, {bytes.begin(), bytes.end()}});
+            },
+            "at_ns"_a, "destination"_a, "datagram"_a);
+    nb::class_<SimResult>(m, "SimResult")
+        .def_ro("reports", &SimResult::reports)
+        .def_ro("counters", &SimResult::counters)
+        .def_ro("closed_at_ns", &SimResult::closed_at)
+        .def_ro("events", &SimResult::events)
+        .def_ro("ended_at_ns", &SimResult::ended_at)
+        .def_prop_ro("fates", [](const SimResult& result) { return fates_of(result.network); })
+        .def_ro("network", &SimResult::network)
+        .def("summaries", [](const SimResult& result) { return rows_of(result.summaries); })
+        // DATA packets handed to endpoints intact: (at_ns, source, destination, seq, gather, empty, shard, first,
+        // count, payload_bytes, bucket_len, over, stated_payload_bytes)
+        .def_prop_ro("deliveries", [](const SimResult& result) {
+            nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::ellipsis>> lines;
+            for (const SimPacket& p : result.record)
+                if (p.fate == SimFate::kDelivered && !p.damaged)
+                    lines.append(nb::make_tuple(
+                        p.at, p.source, p.destination, p.header.seq, p.header.stage() == wire::Stage::kGather,
+                        p.header.empty(), p.header.shard, p.header.first, p.header.count, p.payload_bytes,
+                        p.header.bucket_len, (p.header.flags & wire::kOver) != 0,
+                        wire::stated_payload_bytes(p.header)));
+            return lines;
+        });
+    m.def(
+        "packet_granules",
+        [](int codec, int planes, std::uint32_t payload_bytes, std::uint32_t trim_payload_bytes) {
+            return codec::PacketLimits{payload_bytes, trim_payload_bytes}.granules(
+                static_cast<wire::Codec>(codec), planes);
+        },
+        "codec"_a, "planes"_a, "payload_bytes"_a, "trim_payload_bytes"_a);
+    m.def(
+        "simulate",
+        [](const SimSpec& given, const std::vector<std::vector<Bucket>>& buckets,
+           std::function<void(std::uint64_t)> progress) {
+            std::vector<std::vector<std::span<float>>> spans;
+            for (const auto& op : buckets) {
+                auto& row = spans.emplace_back();
+                for (const auto& bucket : op) row.push_back({bucket.data(), bucket.size()});
+            }
+            SimSpec spec = given;
+            spec.glance = glance_of(std::move(progress));
+            // Hooks take the GIL for themselves: cheap for as long as nobody else wants it.
+            const nb::gil_scoped_release release;
+            return simulate(spec, spans);
+        },
+        "spec"_a, "buckets"_a, "progress"_a.none() = nb::none());
+}
+
+// A row for each op at each rank: rank, op, times of entry and of ending (ns).
+Rows rows_of(const std::vector<sim::BaselineOp>& ops) {
+    std::vector<std::int64_t> cells;
+    cells.reserve(4 * ops.size());
+    for (const sim::BaselineOp& op : ops)
+        for (const std::int64_t cell :
+             {std::int64_t{op.rank}, std::int64_t{op.op}, op.entered_at, op.finished_at})
+            cells.push_back(cell);
+    return owned_rows(std::move(cells), 4);
+}
+
+void bind_baselines(nb::module_& m) {
+    using sim::BaselineSpec;
+    nb::enum_<sim::Algorithm>(m, "Algorithm")
+        .value("RING", sim::Algorithm::kRing)
+        .value("TREE", sim::Algorithm::kTree);
+    nb::class_<BaselineSpec, sim::NetworkSpec>(m, "BaselineSpec")
+        .def(nb::init<>())
+        .def_rw("ranks", &BaselineSpec::ranks)
+        .def_rw("algorithm", &BaselineSpec::algorithm)
+        .def_rw("bucket_bytes", &BaselineSpec::bucket_bytes)
+        .def_rw("part_bytes", &BaselineSpec::part_bytes)
+        .def_rw("compute_ns", &BaselineSpec::compute)
+        .def_rw("give_up_ns", &BaselineSpec::give_up)
+        .def(
+            "set_transport",
+            [](BaselineSpec& spec, std::uint32_t segment_bytes, std::uint32_t header_bytes,
+               std::uint64_t receive_buffer_bytes, Duration least_rto_ns) {
+                if (segment_bytes == 0) throw nb::value_error("segment_bytes");
+                spec.transport.segment_bytes = segment_bytes;
+                spec.transport.header_bytes = header_bytes;
+                spec.transport.receive_buffer_bytes = receive_buffer_bytes;
+                spec.transport.least_rto = least_rto_ns;
+            },
+            "segment_bytes"_a, "header_bytes"_a, "receive_buffer_bytes"_a, "least_rto_ns"_a)
+        .def(
+            "freeze",
+            [](BaselineSpec& spec, Rank rank, Time from_ns, std::optional<Time> until_ns) {
+                spec.freezes.push_back({rank, from_ns, until_ns.value_or(kNever)});
+            },
+            "rank"_a, "from_ns"_a, "until_ns"_a.none());
+    nb::class_<sim::BaselineResult>(m, "BaselineResult")
+        .def("ops", [](const sim::BaselineResult& result) { return rows_of(result.ops); })
+        .def_ro("network", &sim::BaselineResult::network)
+        .def_prop_ro("segments", [](const sim::BaselineResult& r) { return r.transport.segments; })
+        .def_prop_ro("resent_segments",
+                     [](const sim::BaselineResult& r) { return r.transport.resent_segments; })
+        .def_prop_ro("probes", [](const sim::BaselineResult& r) { return r.transport.probes; })
+        .def_prop_ro("timeouts", [](const sim::BaselineResult& r) { return r.transport.timeouts; })
+        .def_prop_ro("acks", [](const sim::BaselineResult& r) { return r.transport.acks; })
+        .def_ro("events", &sim::BaselineResult::events)
+        .def_ro("ended_at_ns", &sim::BaselineResult::ended_at);
+    m.def(
+        "simulate_baseline",
+        [](const BaselineSpec& given, std::function<void(std::uint64_t)> progress) {
+            BaselineSpec spec = given;
+            spec.glance = glance_of(std::move(progress));
+            const nb::gil_scoped_release release;
+            return sim::simulate_baseline(spec);
+        },
+        "spec"_a, "progress"_a.none() = nb::none());
+}
+
+}  // namespace
+
+void bind_sim(nb::module_& m) {
+    bind_network(m);
+    bind_endpoints(m);
+    bind_baselines(m);
+}

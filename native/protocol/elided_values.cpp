@@ -1,0 +1,181 @@
+#include "protocol/elided_values.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "codec/planes.hpp"
+#include "protocol/planes_values.hpp"
+
+namespace tailcut {
+namespace {
+
+constexpr std::array<std::byte, 1 << 16> kNothing{};
+
+std::span<const std::byte> nothing(std::size_t bytes) { return std::span(kNothing).first(bytes); }
+
+void put_planes(const codec::PlanesHead& head, std::uint32_t first, std::uint32_t shard_len, Outgoing& out) {
+    codec::put_run(head, first, shard_len, out.header);
+    out.payload = nothing(head.payload_bytes());
+}
+
+// The end of the run, from `first`, of granules that all have come from somebody, or all from nobody.
+std::uint32_t run_end(const std::vector<GranuleSet>& arrived, std::uint32_t first, std::uint32_t last,
+                      bool& empty) {
+    const auto came = [&](std::uint32_t g) {
+        return std::any_of(arrived.begin(), arrived.end(),
+                           [&](const GranuleSet& set) { return set.test(g); });
+    };
+    empty = !came(first);
+    std::uint32_t end = first;
+    while (end < last && came(end) != empty) {
+        std::uint32_t next = last;
+        for (const GranuleSet& set : arrived) {  // as far as somebody has all, or nobody any
+            const std::uint32_t same = set.run_end(end, last);
+            if (set.test(end) && !empty) {
+                next = same;
+                break;
+            }
+            next = std::min(next, same);
+        }
+        end = next;
+    }
+    return end;
+}
+
+// Whether all granules of a block were delivered by as many ranks.
+bool even(const std::vector<GranuleSet>& arrived, const codec::BlockSpan& block) {
+    const std::uint32_t first = block.first_granule(), last = block.last_granule();
+    if (std::all_of(arrived.begin(), arrived.end(),
+                    [&](const GranuleSet& set) { return set.run_end(first, last) == last; }))
+        return true;
+    const auto ranks = [&](std::uint32_t g) {
+        return std::count_if(arrived.begin(), arrived.end(),
+                             [&](const GranuleSet& set) { return set.test(g); });
+    };
+    for (std::uint32_t g = first + 1; g < last; ++g)
+        if (ranks(g) != ranks(first)) return false;
+    return true;
+}
+
+}  // namespace
+
+bool ElidedRawContributions::next(Rank shard, const GranuleSet& answered, std::uint32_t& sent,
+                                  Outgoing& out) {
+    const Rank peer = context_.shape.owner(shard, seq_);
+    const std::uint32_t first = sent, most = context_.granules(context_.limits[peer], 0);
+    const std::uint32_t last = std::min(layout_.granules(shard), first + most);
+    sent = last;
+    if (answered.any(first, last)) return false;
+    const std::uint32_t coords = layout_.coords(shard, first, last);
+    out.header.flags = 0;
+    out.header.first = first * kGranule;
+    out.header.count = static_cast<std::uint16_t>(coords);
+    out.payload = nothing(coords * sizeof(float));
+    return true;
+}
+
+codec::SendOrder ElidedPlanesContributions::order(Rank shard) const {
+    const codec::PacketLimits& limits = context_.limits[context_.shape.owner(shard, seq_)];
+    return {layout_.length(shard), context_.granules(limits, planes_)};
+}
+
+bool ElidedPlanesContributions::next(Rank shard, const GranuleSet& answered, std::uint32_t& sent,
+                                     Outgoing& out) {
+    const codec::SendOrder order = this->order(shard);
+    const Place place{shard, order.stripe_of_packet(sent)};
+    if (place_ != place) {
+        place_ = place;
+        stripe_ = order.stripe(place.stripe);
+    }
+    const codec::PacketRun& run = stripe_.packets[sent++ - order.first_packet(place.stripe)];
+    const codec::BlockSpan& block = stripe_.blocks[run.block];
+    if (answered.any(block.first_granule(), block.last_granule())) return false;
+    put_planes({run.last - run.first, planes_, 1.0f, 0, 0}, run.first, layout_.length(shard), out);
+    out.header.flags = 0;
+    return true;
+}
+
+bool ElidedRawReduction::settle(std::uint32_t first, std::uint32_t last,
+                                const std::vector<GranuleSet>& arrived, std::vector<Run>& runs) {
+    const bool without_coords = layout_.coords(shard_, first, last) == 0;
+    for (std::uint32_t end; first < last; first = end) {
+        bool empty = false;
+        end = run_end(arrived, first, last, empty);
+        runs.push_back({first, end, empty || without_coords});
+    }
+    return false;
+}
+
+std::uint32_t ElidedRawReduction::packet(Rank peer, const Run& run, Outgoing& out) const {
+    const std::uint32_t most = context_.granules(context_.limits[peer], 0);
+    const std::uint32_t granules = std::min(run.last - run.first, most);
+    const std::uint32_t coords = layout_.coords(shard_, run.first, run.first + granules);
+    out.header.count = static_cast<std::uint16_t>(coords);
+    out.payload = nothing(coords * sizeof(float));
+    return granules;
+}
+
+ElidedPlanesReduction::ElidedPlanesReduction(const OpContext& context, Seq seq, const Layout& layout,
+                                             int planes, Block memory)
+    : ElidedReduction(context, seq, layout, std::move(memory)),
+      planes_(planes),
+      lengths_(layout.granules(shard_)) {
+    const codec::SendOrder order = send_order();
+    for (std::uint32_t k = 0; k < order.stripes(); ++k)
+        unsettled_.push_back(order.first_granule(k + 1) - order.first_granule(k));
+    gains_.resize(order.stripes());
+}
+
+std::size_t ElidedPlanesReduction::mean_floats() const { return PlanesReduction::mean_floats(layout_); }
+
+codec::SendOrder ElidedPlanesReduction::send_order() const {
+    return {layout_.length(shard_), context_.granules(context_.gather_limits, planes_)};
+}
+
+bool ElidedPlanesReduction::settle(std::uint32_t first, std::uint32_t last,
+                                   const std::vector<GranuleSet>& arrived, std::vector<Run>& runs) {
+    if (unsettled_.empty()) {  // a shard without coordinates
+        runs.push_back({first, last, true});
+        return false;
+    }
+    const codec::SendOrder order = send_order();
+    for (std::uint32_t g = first; g < last;) {
+        const std::uint32_t index = order.stripe_of_granule(g);
+        const std::uint32_t end = std::min(last, order.first_granule(index + 1));
+        unsettled_[index] -= end - g;
+        if (unsettled_[index] == 0) cut(order.stripe(index), arrived, runs);
+        g = end;
+    }
+    return false;
+}
+
+// As PlanesReduction: packets in the order of sending, cut where nobody has delivered.
+void ElidedPlanesReduction::cut(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,
+                                std::vector<Run>& runs) {
+    const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
+    bool empty = false;
+    if (run_end(arrived, first, last, empty) == last && empty) {
+        runs.push_back({first, last, true});
+        return;
+    }
+    gains_[send_order().stripe_of_granule(first)] =
+        planes_ < codec::kMeasuredBits ||
+        !std::all_of(
+            stripe.blocks.begin(), stripe.blocks.end(),
+            [&](const codec::BlockSpan& block) { return even(arrived, block); });
+    for (const codec::PacketRun& whole : stripe.packets)
+        for (std::uint32_t at = whole.first, end; at < whole.last; at = end) {
+            end = run_end(arrived, at, whole.last, empty);
+            runs.push_back({at, end, empty});
+            lengths_[at] = static_cast<std::uint16_t>(end - at);
+        }
+}
+
+std::uint32_t ElidedPlanesReduction::packet(Rank, const Run& run, Outgoing& out) const {
+    const std::uint16_t gain =
+        gains_[send_order().stripe_of_granule(run.first)] ? codec::kNominalGain : std::uint16_t{0};
+    put_planes({lengths_[run.first], planes_, 1.0f, gain, 0}, run.first, layout_.length(shard_), out);
+    return lengths_[run.first];
+}
+
+}  // namespace tailcut

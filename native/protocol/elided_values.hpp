@@ -1,0 +1,131 @@
+// Values that are not there: the same packets, runs and accounts as raw and planes have, without memory and arithmetic,
+// for simulations of more ranks than there is memory for. Fates are real, payloads are bytes that nobody looks at.
+// Nothing is ever Inf or NaN, and all blocks are Gaussian: gains are sent with means of coarse or uneven contributions.
+#pragma once
+
+#include <optional>
+
+#include "protocol/values.hpp"
+
+namespace tailcut {
+
+class ElidedRawContributions final : public Contributions {
+public:
+    ElidedRawContributions(const OpContext& context, Seq seq, const Layout& layout)
+        : context_(context), seq_(seq), layout_(layout) {}
+
+    std::uint32_t steps(Rank shard) const override { return layout_.granules(shard); }
+    bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
+    void retract(const Outgoing&) override {}
+    std::uint32_t first_unseen(Rank shard, std::uint32_t) const override { return layout_.granules(shard); }
+
+private:
+    const OpContext& context_;
+    const Seq seq_;
+    const Layout layout_;
+};
+
+class ElidedPlanesContributions final : public Contributions {
+public:
+    ElidedPlanesContributions(const OpContext& context, Seq seq, const Layout& layout, int planes)
+        : context_(context), seq_(seq), layout_(layout), planes_(planes) {}
+
+    std::uint32_t steps(Rank shard) const override { return std::max(1u, order(shard).packets()); }
+    bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
+    void retract(const Outgoing&) override {}
+    std::uint32_t first_unseen(Rank shard, std::uint32_t) const override { return layout_.granules(shard); }
+
+private:
+    struct Place {
+        Rank shard;
+        std::uint32_t stripe;
+        bool operator==(const Place&) const = default;
+    };
+    codec::SendOrder order(Rank shard) const;
+
+    const OpContext& context_;
+    const Seq seq_;
+    const Layout layout_;
+    const int planes_;
+    // The stripe of the latest packet: packets to one owner mostly follow each other.
+    std::optional<Place> place_;
+    codec::Stripe stripe_;
+};
+
+// What both reductions share: an account of memory, which holds nothing.
+class ElidedReduction : public Reduction {
+public:
+    ElidedReduction(const OpContext& context, Seq seq, const Layout& layout, Block memory)
+        : context_(context),
+          layout_(layout),
+          shard_(context.shape.shard_of(context.shape.self, seq)),
+          memory_(std::move(memory)),
+          compacted_(!memory_ || layout.shard_stride() * (layout.ranks - 1u) == 0) {}
+
+    void enter(float*, int) override {}
+    void offer(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {}
+    void save() override {}
+    void take_over(std::span<const Run>, float*) const override {}
+    void leave(bool) override {}
+    void compact(Block smaller) override {
+        memory_ = std::move(smaller);
+        compacted_ = true;
+    }
+    bool compacted() const override { return compacted_; }
+    bool pooled() const override { return memory_.pooled(); }
+    void leave_pool() override { memory_.leave_pool(); }
+
+protected:
+    const OpContext& context_;
+    const Layout layout_;
+    const Rank shard_;
+
+private:
+    Block memory_;
+    bool compacted_;  // or there is nothing beside the mean
+};
+
+class ElidedRawReduction final : public ElidedReduction {
+public:
+    using ElidedReduction::ElidedReduction;
+
+    bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                std::vector<Run>& runs) override;
+    std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
+    std::size_t mean_floats() const override { return layout_.shard_stride(); }
+};
+
+class ElidedPlanesReduction final : public ElidedReduction {
+public:
+    ElidedPlanesReduction(const OpContext& context, Seq seq, const Layout& layout, int planes, Block memory);
+
+    void enter(float*, int planes) override { planes_ = planes; }
+    bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                std::vector<Run>& runs) override;
+    std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
+    std::size_t mean_floats() const override;
+
+private:
+    codec::SendOrder send_order() const;
+    void cut(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived, std::vector<Run>& runs);
+
+    int planes_;
+    std::vector<std::uint32_t> unsettled_;  // by stripe: granules
+    std::vector<std::uint16_t> lengths_;    // by granule: those of the mean's packet that begins there
+    std::vector<bool> gains_;               // by stripe: whether its packets send gains
+};
+
+class ElidedMeans final : public Means {
+public:
+    explicit ElidedMeans(Block memory) : memory_(std::move(memory)) {}
+
+    void place(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {}
+    void settle(Rank, std::uint32_t, std::uint32_t, const GranuleSet&, const GranuleSet&) override {}
+    void enter(std::span<float>, const std::vector<GranuleSet>&) override { memory_ = {}; }
+    void finish(Rank, const std::vector<GranuleSet>&) override {}
+
+private:
+    Block memory_;
+};
+
+}  // namespace tailcut

@@ -1,0 +1,44 @@
+// A baseline: a collective over the reliable transport, in the network that tailcut's endpoints run in.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "sim/collective.hpp"
+#include "sim/host_freezes.hpp"
+#include "sim/network.hpp"
+#include "sim/transport.hpp"
+
+namespace tailcut::sim {
+
+struct BaselineSpec : NetworkSpec {
+    Rank ranks = 1;
+    Algorithm algorithm = Algorithm::kRing;
+    std::uint64_t bucket_bytes = 0;
+    std::uint64_t part_bytes = 256 << 10;
+    TransportSpec transport;
+    std::vector<Freeze> freezes;
+    // the program: rank r enters op k compute[k][r] after it has finished op k - 1
+    std::vector<std::vector<Duration>> compute;
+    Duration give_up =
+        60'000 * kMillisecond;  // without an op that ends anywhere: somebody waits for a dead rank
+    std::function<void(std::uint64_t ended_ops)> glance;  // asked now and then; may throw
+};
+
+struct BaselineOp {
+    Rank rank;
+    std::uint32_t op;
+    Time entered_at, finished_at;
+};
+
+struct BaselineResult {
+    std::vector<BaselineOp> ops;  // that ended, in that order
+    NetworkCounters network;
+    TransportCounters transport;
+    std::uint64_t events = 0;
+    Time ended_at = 0;
+};
+
+BaselineResult simulate_baseline(const BaselineSpec& spec);
+
+}  // namespace tailcut::sim

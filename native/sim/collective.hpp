@@ -1,0 +1,40 @@
+// AllReduce as others do it, as data dependencies only: what a rank sends when it enters an op and when a message
+// comes. No clock and no network: told what happened, it says what to send next.
+//
+// | algorithm | messages a rank sends               | bytes a rank sends  | steps one after the other |
+// |-----------|-------------------------------------|---------------------|---------------------------|
+// | ring      | 2(N-1) parts of a shard, to the next | 2(N-1)/N · S        | 2(N-1)                    |
+// | tree      | up to 3/2 buckets, to 3 neighbours  | 2 S on average      | 4 log2(N)                 |
+//
+// Buckets travel in parts, so that steps overlap: a part goes on as soon as it is there, whatever the others do.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "protocol/types.hpp"
+
+namespace tailcut::sim {
+
+enum class Algorithm : std::uint8_t { kRing, kTree };
+
+struct Message {
+    Rank to;
+    std::uint64_t bytes;
+    std::uint32_t op, step, part;
+};
+
+class Collective {
+public:
+    virtual ~Collective() = default;
+    // A rank enters its next op. Appends what it sends; true: it has ended already.
+    virtual bool enter(Rank rank, std::uint32_t op, std::vector<Message>& out) = 0;
+    // A message of an op that the rank is in. Appends what it sends; true: the op has ended at the rank.
+    virtual bool receive(Rank rank, const Message& message, std::vector<Message>& out) = 0;
+};
+
+std::unique_ptr<Collective> make_collective(Algorithm algorithm, Rank ranks, std::uint64_t bucket_bytes,
+                                            std::uint64_t part_bytes);
+
+}  // namespace tailcut::sim

@@ -1,0 +1,70 @@
+// One direction of a link: it carries one packet after the other, at a rate that may change at given times.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "protocol/types.hpp"
+
+namespace tailcut::sim {
+
+class Link {
+public:
+    explicit Link(double bytes_per_s = 0) : nominal_(bytes_per_s), steps_{{0, bytes_per_s}} {}
+
+    // From then on the rate is so many times the nominal one. In the order of time.
+    void change(Time at, double factor) { steps_.push_back({at, nominal_ * factor}); }
+
+    bool unlimited() const { return nominal_ <= 0; }
+    Time free_at() const { return free_; }
+
+    // When a packet that comes now has been carried.
+    Time carry(Time now, std::uint64_t bytes) {
+        if (unlimited()) return now;
+        seek(now);
+        return free_ = after(std::max(now, free_), static_cast<double>(bytes));
+    }
+
+    // Bytes that wait or are being carried.
+    double backlog_bytes(Time now) {
+        if (free_ <= now) return 0;
+        seek(now);
+        double bytes = 0;
+        for (std::size_t k = step_; now < free_; ++k) {
+            const Time until = std::min(end(k), free_);
+            bytes += static_cast<double>(until - now) * 1e-9 * steps_[k].bytes_per_s;
+            now = until;
+        }
+        return bytes;
+    }
+
+private:
+    struct Step {
+        Time from;
+        double bytes_per_s;
+    };
+    Time end(std::size_t step) const { return step + 1 < steps_.size() ? steps_[step + 1].from : kNever; }
+    void seek(Time now) {
+        while (end(step_) <= now) ++step_;  // time only goes on
+    }
+    Time after(Time start, double bytes) const {
+        std::size_t k = step_;
+        while (end(k) <= start) ++k;
+        for (;; ++k) {
+            const double takes_ns = bytes / steps_[k].bytes_per_s * 1e9;
+            if (end(k) == kNever || static_cast<double>(end(k) - start) >= takes_ns)
+                return start + static_cast<Duration>(std::llround(takes_ns));
+            bytes -= static_cast<double>(end(k) - start) * 1e-9 * steps_[k].bytes_per_s;
+            start = end(k);
+        }
+    }
+
+    double nominal_;
+    std::vector<Step> steps_;
+    std::size_t step_ = 0;  // the one of the last question
+    Time free_ = 0;
+};
+
+}  // namespace tailcut::sim

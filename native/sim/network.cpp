@@ -1,0 +1,248 @@
+#include "sim/network.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tailcut::sim {
+
+Network::Network(const NetworkSpec& spec, Rank hosts, std::uint32_t header_bytes)
+    : spec_(spec), header_bytes_(header_bytes), hosts_(hosts) {
+    const double uplink = spec.uplink_bytes_per_s < 0 ? spec.bytes_per_s : spec.uplink_bytes_per_s;
+    for (Host& host : hosts_) {
+        host.nic = Link(uplink);
+        host.port = Link(spec.bytes_per_s);
+    }
+    for (Pipe& pipe : wan_) pipe.link = Link(spec.wan.bytes_per_s);
+    std::vector<RateChange> changes = spec.rate_changes;
+    std::stable_sort(changes.begin(), changes.end(),
+                     [](const RateChange& a, const RateChange& b) { return a.at < b.at; });
+    for (const RateChange& change : changes)
+        for (Rank host = 0; host < hosts; ++host)
+            if (change.host == host || change.host == RateChange::kAll) {
+                hosts_[host].nic.change(change.at, change.uplink_factor);
+                hosts_[host].port.change(change.at, change.downlink_factor);
+            }
+    for (Rank host = 0; spec.bursts.bytes > 0 && host < hosts; ++host) plan_burst(host);
+}
+
+std::uint32_t Network::send(Rank source, std::span<const Rank> destinations, std::uint32_t bytes,
+                            std::uint32_t tag, bool trimmable) {
+    const std::uint32_t copies = spec_.duplicate > 0 && chance() < spec_.duplicate ? 2 : 1;
+    Host& host = hosts_[source];
+    for (std::uint32_t copy = 0; copy < copies; ++copy) {
+        const Time leaves = host.nic.carry(now_, std::uint64_t{bytes} + spec_.frame_bytes);
+        for (const Rank destination : destinations) {
+            if (free_.empty()) {
+                free_.push_back(static_cast<std::uint32_t>(carried_.size()));
+                carried_.emplace_back();
+            }
+            const std::uint32_t id = free_.back();
+            free_.pop_back();
+            carried_[id] = {{source, destination, bytes, tag, {}}, trimmable, 0, 0, Line::kEmpty};
+            append(host.leaving, id, leaves + spec_.delay, Kind::kSwitch, source);
+        }
+    }
+    return copies * static_cast<std::uint32_t>(destinations.size());
+}
+
+Duration Network::idle_round_trip(Rank a, Rank b) const {
+    const bool crosses = (a < spec_.wan.second_site) != (b < spec_.wan.second_site);
+    return 2 * (spec_.delay + (crosses ? spec_.wan.delay : 0)) + spec_.jitter;
+}
+
+void Network::alarm(Time at, Rank host, std::uint8_t alarm, std::uint32_t number) {
+    schedule(std::max(at, now_), Kind::kAlarm, host, number, alarm);
+}
+
+bool Network::next(Happening& happening) {
+    while (foreground_ > 0) {
+        const Event event = events_.top();
+        events_.pop();
+        foreground_ -= event.kind != Kind::kBurst;
+        now_ = event.at;
+        ++events_count_;
+        if (handle(event, happening)) return true;
+    }
+    return false;
+}
+
+bool Network::handle(const Event& event, Happening& happening) {
+    switch (event.kind) {
+        case Kind::kSwitch:
+            return reach_switch(take(hosts_[event.host].leaving, Kind::kSwitch, event.host), happening);
+        case Kind::kRoute:
+            return route(event.number, happening);
+        case Kind::kWan:
+            return arrive(take(wan_[event.host].line, Kind::kWan, event.host), happening);
+        case Kind::kPort:
+            return over(take(hosts_[event.host].queued, Kind::kPort, event.host), Fate::kDelivered,
+                        happening);
+        case Kind::kSlip:
+            return over(event.number, Fate::kDelivered, happening);
+        case Kind::kBurst:
+            burst(event.host);
+            return false;
+        case Kind::kAlarm:
+            happening.kind = Happening::Kind::kAlarm;
+            happening.host = event.host;
+            happening.alarm = event.alarm;
+            happening.number = event.number;
+            return true;
+    }
+    return false;
+}
+
+void Network::append(Line& line, std::uint32_t id, Time at, Kind kind, Rank host) {
+    carried_[id].at = at;
+    carried_[id].order = order_++;
+    carried_[id].next = Line::kEmpty;
+    if (line.first == Line::kEmpty) {
+        line.first = id;
+        push({at, carried_[id].order, kind, 0, host, 0});
+    } else {
+        carried_[line.last].next = id;
+    }
+    line.last = id;
+}
+
+std::uint32_t Network::take(Line& line, Kind kind, Rank host) {
+    const std::uint32_t id = line.first;
+    line.first = carried_[id].next;
+    if (line.first != Line::kEmpty) {
+        const Carried& first = carried_[line.first];
+        push({first.at, first.order, kind, 0, host, 0});
+    }
+    return id;
+}
+
+bool Network::reach_switch(std::uint32_t id, Happening& happening) {
+    if (spec_.jitter == 0) return route(id, happening);
+    const auto late = static_cast<Duration>(chance() * static_cast<double>(spec_.jitter));
+    schedule(now_ + late, Kind::kRoute, 0, id);
+    return false;
+}
+
+bool Network::route(std::uint32_t id, Happening& happening) {
+    const Packet& packet = carried_[id].packet;
+    const Rank second = spec_.wan.second_site;
+    const bool crosses = (packet.source < second) != (packet.destination < second);
+    return second > 0 && crosses ? enter_wan(id, happening) : arrive(id, happening);
+}
+
+// A packet reaches the switch of its destination.
+bool Network::arrive(std::uint32_t id, Happening& happening) {
+    Carried& carried = carried_[id];
+    const Packet& packet = carried.packet;
+    if (!spec_.partitions.empty() && cut(packet.source, packet.destination))
+        return over(id, Fate::kPartitioned, happening);
+    Host& host = hosts_[packet.destination];
+    if (lost(host)) return over(id, Fate::kLost, happening);
+    bool slips = false;
+    trim(carried, host, slips);
+    if (full(host.port, spec_.queue_bytes, framed(packet))) return over(id, Fate::kQueueDrop, happening);
+    if (spec_.corrupt > 0 && chance() < spec_.corrupt) {
+        carried.packet.damage.at =
+            static_cast<std::uint8_t>(chance() * 10);  // magic, version, type, flags, tag
+        carried.packet.damage.cut_short = chance() < 0.25;
+    }
+    const Time starts = std::max(now_, host.port.free_at());
+    const Time leaves = host.port.carry(now_, framed(packet));
+    if (leaves == now_) return over(id, Fate::kDelivered, happening);
+    if (slips) {  // ahead of the queue; what comes after it is delayed by its bytes
+        host.slip = std::max(now_, host.slip) + leaves - starts;
+        schedule(host.slip, Kind::kSlip, packet.destination, id);
+    } else {
+        append(host.queued, id, leaves, Kind::kPort, packet.destination);
+    }
+    return false;
+}
+
+bool Network::lost(Host& host) {
+    if (const BurstyLoss& bursty = spec_.bursty_loss; bursty.enter > 0) {
+        if (chance() < (host.bad ? bursty.leave : bursty.enter)) host.bad = !host.bad;
+        if (host.bad && chance() < bursty.loss) return true;
+    }
+    return spec_.loss > 0 && chance() < spec_.loss;
+}
+
+// As the testbed's switch: at random, and all that would find the backlog too long.
+void Network::trim(Carried& carried, Host& host, bool& slips) {
+    const std::uint32_t least = header_bytes_ + spec_.trim_to_payload_bytes;
+    Packet& packet = carried.packet;
+    if (!carried.trimmable || packet.bytes <= least) return;
+    const bool by_chance = spec_.trim > 0 && chance() < spec_.trim;
+    const bool crowded =
+        spec_.trim_above_bytes > 0 && host.port.backlog_bytes(now_) + static_cast<double>(framed(packet)) >
+                                          static_cast<double>(spec_.trim_above_bytes);
+    if (!by_chance && !crowded) return;
+    const auto payload = static_cast<double>(packet.bytes - header_bytes_);
+    packet.bytes = spec_.trim_to_payload_bytes > 0
+                       ? least
+                       : header_bytes_ + static_cast<std::uint32_t>(chance() * payload);
+    ++counters_.trimmed_packets;
+    slips = true;
+}
+
+bool Network::enter_wan(std::uint32_t id, Happening& happening) {
+    const Packet& packet = carried_[id].packet;
+    const Rank to = packet.destination < spec_.wan.second_site ? 0 : 1;
+    if (spec_.wan.loss > 0 && chance() < spec_.wan.loss) return over(id, Fate::kLost, happening);
+    if (full(wan_[to].link, spec_.wan.queue_bytes, framed(packet)))
+        return over(id, Fate::kQueueDrop, happening);
+    const Time leaves = wan_[to].link.carry(now_, framed(packet));
+    append(wan_[to].line, id, leaves + spec_.wan.delay, Kind::kWan, to);
+    return false;
+}
+
+bool Network::full(Link& link, std::uint64_t queue_bytes, std::uint64_t bytes) {
+    if (queue_bytes == 0 || link.unlimited()) return false;
+    return link.backlog_bytes(now_) + static_cast<double>(bytes) > static_cast<double>(queue_bytes);
+}
+
+bool Network::over(std::uint32_t id, Fate fate, Happening& happening) {
+    happening.kind = fate == Fate::kDelivered ? Happening::Kind::kArrived : Happening::Kind::kDropped;
+    happening.fate = fate;
+    happening.packet = carried_[id].packet;
+    free_.push_back(id);
+    if (fate != Fate::kDelivered) count(fate);
+    return true;
+}
+
+void Network::plan_burst(Rank host) {
+    // Addressed by port and burst, so that they come when they come, whatever else is sent.
+    const std::uint64_t place = std::uint64_t{host} << 40 | hosts_[host].bursts++;
+    const double drawn = -std::log1p(-unit(mix(~spec_.seed ^ mix(place))));
+    const Bursts& bursts = spec_.bursts;
+    hosts_[host].burst_left = bursts.bytes;
+    schedule(now_ + bursts.gap_min + static_cast<Duration>(drawn * static_cast<double>(bursts.gap_mean)),
+             Kind::kBurst, host);
+}
+
+void Network::burst(Rank rank) {
+    Host& host = hosts_[rank];
+    const Bursts& bursts = spec_.bursts;
+    while (host.burst_left > 0) {
+        const std::uint64_t bytes = std::min<std::uint64_t>(host.burst_left, bursts.packet_bytes);
+        host.burst_left -= bytes;
+        const bool dropped = full(host.port, spec_.queue_bytes, bytes);
+        ++counters_.burst_packets;
+        counters_.burst_drops += dropped;
+        if (!dropped) host.port.carry(now_, bytes);
+        if (bursts.bytes_per_s > 0 && host.burst_left > 0) {
+            const double takes_ns = static_cast<double>(bytes) / bursts.bytes_per_s * 1e9;
+            return schedule(now_ + static_cast<Duration>(takes_ns), Kind::kBurst, rank);
+        }
+    }
+    plan_burst(rank);
+}
+
+bool Network::cut(Rank a, Rank b) const {
+    return std::any_of(spec_.partitions.begin(), spec_.partitions.end(), [&](const Partition& partition) {
+        const auto has = [&](Rank rank) {
+            return std::find(partition.side.begin(), partition.side.end(), rank) != partition.side.end();
+        };
+        return partition.from <= now_ && now_ < partition.until && has(a) != has(b);
+    });
+}
+
+}  // namespace tailcut::sim

@@ -1,0 +1,11 @@
+"""``tailcut sim``: the scenarios of the testbed in virtual time, for any number of ranks, beside baselines.
+
+for row in run(Options(scenario=load_scenario("tail-3"), ranks=(8, 64))):
+    print(row.sides["tailcut"].percentile_s(99))
+"""
+
+from tailcut.sim import plot
+from tailcut.sim.baseline import Baseline, simulate_baseline
+from tailcut.sim.run import Options, Row, run
+
+__all__ = ["Baseline", "Options", "Row", "plot", "run", "simulate_baseline"]
