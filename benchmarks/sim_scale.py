@@ -36,7 +36,6 @@ def measure(arguments: argparse.Namespace, ranks: int) -> Row:
         rate_bytes_per_s=arguments.rate * 1e9 / 8,
         against=("ring",),
         seed=arguments.seed,
-        steering=arguments.steering,
         receive_buffer_bytes=arguments.receive_buffer,
     )
     (row,) = run(options)
@@ -75,7 +74,6 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=100.0, metavar="GBIT/S")
     parser.add_argument("--receive-buffer", type=size_bytes, default=64 << 20, metavar="SIZE")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steering", action="store_true")
     parser.add_argument("--plot", type=Path, default=PICTURE, metavar="FILE")
     arguments = parser.parse_args()
     plot.check(arguments.plot)

@@ -143,6 +143,8 @@ void bind_reports(nb::module_& m) {
         .def_ro("silent", &OpReport::silent)
         .def_ro("sent_to_packets", &OpReport::sent_to_packets)
         .def_ro("sent_lost_packets", &OpReport::sent_lost_packets)
+        .def_ro("received_from_packets", &OpReport::received_from_packets)
+        .def_ro("received_lost_packets", &OpReport::received_lost_packets)
         .def_ro("late", &OpReport::late)
         .def_ro("resent_packets", &OpReport::resent_packets)
         .def_ro("finished_at", &OpReport::finished_at)

@@ -37,9 +37,17 @@ public:
         const int ahead = distance(latest_, header.number);
         for (int k = 1; k <= std::min(ahead, kNumbers); ++k)
             mark(static_cast<std::uint16_t>(latest_ + k), false);
+        missing_ += static_cast<std::uint64_t>(std::max(0, ahead));
         if (ahead > 0) latest_ = header.number;
-        if (data && ahead > -kNumbers) mark(header.number, true);
+        if (!data) return;
+        ++came_count_;
+        if (ahead <= -kNumbers || test(header.number)) return;
+        mark(header.number, true);
+        --missing_;
     }
+    // DATA so far: what came, and what was sent before something that came and did not.
+    std::uint64_t came() const { return came_count_; }
+    std::uint64_t missing() const { return missing_; }
     // Bytes since the last FEEDBACK, as the source charges them.
     std::uint32_t count(std::uint32_t cost) { return unreported_ += cost; }
 
@@ -77,6 +85,7 @@ private:
     std::uint32_t least_delay_us_ = 0;
     bool delay_known_ = false;
     std::uint32_t unreported_ = 0;
+    std::uint64_t came_count_ = 0, missing_ = 0;
 };
 
 }  // namespace tailcut

@@ -8,6 +8,9 @@
 namespace tailcut {
 namespace {
 
+// For what was lost once more: a FEEDBACK, the packet, a probe, its answer, the packet.
+constexpr Duration kRepeatRoundTrips = 8;
+
 std::vector<codec::PacketLimits> limits_of(const std::vector<PeerSettings>& peers) {
     std::vector<codec::PacketLimits> limits;
     for (const PeerSettings& peer : peers) limits.push_back(peer.limits);
@@ -54,6 +57,11 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Te
         return;
     }
     const Seq seq = next_seq_++;
+    context_.repeat_time = 0;
+    for (Rank rank = 0; settings_.resend && rank < peers_.size(); ++rank)
+        if (!context_.silent[rank])
+            context_.repeat_time =
+                std::max(context_.repeat_time, kRepeatRoundTrips * peers_[rank].path.rtt());
     Slot& slot = slot_of(seq);
     Op* op = variant(seq, slot, static_cast<std::uint32_t>(bucket.size()), true);
     if (!op->owns()) own(now, slot, *op, memory_.take(op->own_floats()));

@@ -123,13 +123,14 @@ void Endpoint::note_cuts(OpReport& report) {
     report.late = std::exchange(late_, {});
     std::int64_t scatter = 0, gather = 0;
     for (Rank rank = 0; rank < peers_.size(); ++rank) {
-        Path& path = peers_[rank].path;
-        const auto sent =
-            path.sent_packets() - std::exchange(peers_[rank].reported_sent, path.sent_packets());
-        const auto lost =
-            path.lost_packets() - std::exchange(peers_[rank].reported_lost, path.lost_packets());
-        report.sent_to_packets.push_back(static_cast<std::uint32_t>(sent));
-        report.sent_lost_packets.push_back(static_cast<std::uint32_t>(lost));
+        Peer& peer = peers_[rank];
+        const auto since = [](std::uint64_t now, std::uint64_t& before) {
+            return static_cast<std::uint32_t>(now - std::min(now, std::exchange(before, now)));
+        };
+        report.sent_to_packets.push_back(since(peer.path.sent_packets(), peer.reported_sent));
+        report.sent_lost_packets.push_back(since(peer.path.lost_packets(), peer.reported_lost));
+        report.received_from_packets.push_back(since(peer.arrivals.came(), peer.reported_came));
+        report.received_lost_packets.push_back(since(peer.arrivals.missing(), peer.reported_missing));
         if (report.silent[rank]) continue;
         scatter += report.scatter_missing[rank];
         gather += report.gather_missing[rank];

@@ -142,9 +142,9 @@ OwnedShard::Close Op::end_at() const {
         const Time bound = std::max(entered_at_, majority + bounds_.scatter) + bounds_.gather;
         if (bound < end.at) end = {bound, Ending::kBound};
     }
+    const Duration grace = std::max(bounds_.gather_grace, context_.repeat_time);
     const Time gathered = gathered_at();
-    if (gathered != kNever && gathered + bounds_.gather_grace < end.at)
-        end = {gathered + bounds_.gather_grace, Ending::kGrace};
+    if (gathered != kNever && gathered + grace < end.at) end = {gathered + grace, Ending::kGrace};
     return end;
 }
 
@@ -200,7 +200,7 @@ bool Op::next_mean(Rank peer, Outgoing& out) {
     owned_->advance(peer, granules);
     out.parcel.first = run->first;
     out.parcel.granules = granules;
-    if (owned_->nearly_sent(peer)) out.header.flags |= wire::kLastPart;
+    if (owned_->served(peer)) out.header.flags |= wire::kLastPart;
     // Rule 10: the last packet of the own mean must know what the own bucket holds.
     if (owned_->served(peer) && entered_ && !finished_) scan_unsent();
     return true;
@@ -236,7 +236,7 @@ bool Op::next_contribution(Rank peer, Outgoing& out) {
         out.rewind = {0, sent};
         out.parcel.first = sent;
         if (!contributions_->next(shard, answered_[shard], sent, out)) continue;
-        if (sent + steps_[peer] / 100 >= steps_[peer]) out.header.flags |= wire::kLastPart;
+        if (!unsent(peer)) out.header.flags |= wire::kLastPart;
         non_finite_ |= (out.header.flags & wire::kNonFinite) != 0;
         return true;
     }
@@ -252,7 +252,7 @@ void Op::put_end(Rank peer, Outgoing& out) {
 void Op::retract(const Outgoing& out) {
     if (out.again) return;
     if (out.header.stage() == wire::Stage::kGather) {
-        owned_->rewind(out.peer, out.rewind, out.parcel.granules);
+        owned_->rewind(out.peer, out.rewind);
     } else {
         sent_[out.peer] = out.rewind.granule;
         if (contributions_) contributions_->retract(out);

@@ -20,8 +20,7 @@ OwnedShard::OwnedShard(const OpContext& context, std::uint32_t granules, std::un
       last_at_(shape_.ranks, -1),
       ripe_at_(shape_.ranks, -1),
       unripe_(shape_.ranks),
-      cursors_(shape_.ranks),
-      sent_(shape_.ranks) {}
+      cursors_(shape_.ranks) {}
 
 void OwnedShard::enter(Time now, float* bucket_shard, bool contributing, int planes) {
     values_->leave_pool();
@@ -104,9 +103,9 @@ OwnedShard::Close OwnedShard::close_at(const Bounds& bounds) const {
     Close close{entries_.front() + bounds.scatter_cap, Ending::kBound};
     if (entries_.size() >= majority())
         close.at = std::min(close.at, entries_[majority() - 1] + bounds.scatter);
+    const Duration grace = std::max(bounds.scatter_grace, context_.repeat_time);
     const Time ripe = ripe_at();
-    if (ripe != kNever && ripe + bounds.scatter_grace < close.at)
-        close = {ripe + bounds.scatter_grace, Ending::kGrace};
+    if (ripe != kNever && ripe + grace < close.at) close = {ripe + grace, Ending::kGrace};
     return close;
 }
 
@@ -159,12 +158,8 @@ void OwnedShard::advance(Rank peer, std::uint32_t granules) {
     const Run& run = runs_[at.run];
     if (run.first + at.granule == run.last) at = {at.run + 1, 0};
     at.granule += granules;
-    sent_[peer] += granules;
 }
 
-void OwnedShard::rewind(Rank peer, RunCursor to, std::uint32_t granules) {
-    cursors_[peer] = to;
-    sent_[peer] -= granules;
-}
+void OwnedShard::rewind(Rank peer, RunCursor to) { cursors_[peer] = to; }
 
 }  // namespace tailcut

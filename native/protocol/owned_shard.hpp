@@ -58,10 +58,7 @@ public:
         return values_->packet(peer, run, out);
     }
     void advance(Rank peer, std::uint32_t granules);
-    void rewind(Rank peer, RunCursor to, std::uint32_t granules);
-    bool nearly_sent(Rank peer) const {  // but for the last hundredth
-        return closed() && sent_[peer] + granules_ / 100 >= granules_;
-    }
+    void rewind(Rank peer, RunCursor to);
     bool ended(Rank peer) const { return ended_[peer]; }
     bool served(Rank peer) const { return closed() && !pending(peer); }
 
@@ -100,9 +97,8 @@ private:
     bool non_finite_ = false;
 
     std::vector<Run> runs_;
-    std::vector<RunCursor> cursors_;   // by peer
-    std::vector<std::uint32_t> sent_;  // by peer: granules
-    std::vector<Run> fresh_;           // scratch of settle_complete
+    std::vector<RunCursor> cursors_;  // by peer
+    std::vector<Run> fresh_;          // scratch of settle_complete
 };
 
 }  // namespace tailcut

@@ -33,7 +33,8 @@ public:
     Time wake_at = kNever;  // back into that queue: the pace holds its packets until then
     bool feedback_due = false, probe_due = false, goodbye_due = false, goodbye_heard = false;
 
-    std::uint64_t reported_sent = 0, reported_lost = 0;  // packets, up to the last report
+    // packets, up to the last report
+    std::uint64_t reported_sent = 0, reported_lost = 0, reported_came = 0, reported_missing = 0;
 };
 
 }  // namespace tailcut

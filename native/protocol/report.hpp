@@ -59,6 +59,8 @@ struct OpReport {
     std::vector<bool> silent;           // not waited for
     // DATA sent to it since the last report, and found lost
     std::vector<std::uint32_t> sent_to_packets, sent_lost_packets;
+    // DATA that came from it since the last report, and that is missing in between
+    std::vector<std::uint32_t> received_from_packets, received_lost_packets;
     std::vector<LateCompletion> late;
 
     std::vector<std::uint32_t> shard_lengths;  // by owner: the coordinates of its shard in this op

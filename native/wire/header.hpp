@@ -24,7 +24,7 @@ enum Flag : std::uint8_t {
     kGatherStage = 1,  // the owner's mean; without it, a contribution to the owner
     kEmpty = 2,        // the run has no values (abstention in SCATTER, nobody delivered in GATHER)
     kNonFinite = 4,    // some rank's bucket of this op holds an Inf or a NaN
-    kLastPart = 16,    // of the last hundredth of a contribution or a mean: little more is to come
+    kLastPart = 16,    // the end of a contribution or a mean: what is missing was lost or overtaken
     kOver = 128,       // an EMPTY contribution: the source has ended the op and will not apply its mean
     // FEEDBACK, GOODBYE
     kGoodbyeKnown = 1,  // the destination's GOODBYE has been heard

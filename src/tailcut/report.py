@@ -101,6 +101,8 @@ class Report:
     """Ranks of which nothing has been heard for 3 ops: early exits do not wait for them."""
     sent_lost: tuple[float, ...] = ()
     """The share of the packets sent to each rank, in the time of this op, that was found lost."""
+    received_lost: tuple[float, ...] = ()
+    """The share of the packets from each rank, in the time of this op, that is missing between others."""
     late: tuple[LateCompletion, ...] = ()
     """Stages of earlier ops that have turned out complete since the last report."""
     verdicts: tuple[Verdict, ...] = ()
@@ -201,6 +203,10 @@ def _from_native(native: _native.OpReport, rank: int) -> Report:
         gather_last_s=since_entry(native.gather_last_at),
         silent=tuple(peer for peer, silent in enumerate(native.silent) if silent),
         sent_lost=shares(native.sent_lost_packets, native.sent_to_packets),
+        received_lost=shares(
+            native.received_lost_packets,
+            [a + b for a, b in zip(native.received_lost_packets, native.received_from_packets, strict=True)],
+        ),
         late=tuple(
             LateCompletion(late.seq, _STAGES[late.stage], late.bucket_len, late.took_ns / 1e9)
             for late in native.late

@@ -62,11 +62,7 @@ def add_command(commands: Commands) -> None:
         metavar="SECONDS",
         help="hard end of an op (default: 4 times the least possible)",
     )
-    add(
-        "--steering",
-        action="store_true",
-        help="bounds adapt as in a Group, instead of shares of the deadline",
-    )
+    add("--fixed", action="store_true", help="bounds are shares of the deadline, instead of adapting")
     add("--seed", type=int, metavar="N", help="instead of the scenario's")
     add("--values", action="store_true", help="real buckets, for an NMSE that is measured; small runs only")
     add("--json", type=Path, metavar="FILE", help="write everything to FILE")
@@ -92,7 +88,7 @@ def _run(arguments: argparse.Namespace) -> None:
         against=arguments.against,
         seed=arguments.seed,
         deadline_s=arguments.deadline,
-        steering=arguments.steering,
+        adaptive=not arguments.fixed,
         values=arguments.values,
         compute_s=arguments.compute,
     )

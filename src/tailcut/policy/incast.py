@@ -6,9 +6,13 @@ sender alone that loses is a bad link, which fewer senders do not mend.
 
 from __future__ import annotations
 
-from tailcut.policy.early_exit import LOSS_HIGH, LOSS_LOW
+from tailcut.policy.early_exit import LOSS_LOW
 
 MOST_ON_THE_WIRE = 255
+
+LOSS_HIGH = 0.02
+"""Above it fewer may send. Links that lose a percent at random are common, and fewer senders do not mend
+them; ports that overflow under many senders lose more at once."""
 
 
 class Incast:
@@ -28,9 +32,10 @@ class Incast:
         """As the wire has it: 0 is no limit."""
         return 0 if self.senders == self._no_limit else self.senders
 
-    def after(self, loss: float, timed_out: bool) -> None:
-        """``loss`` and ``timed_out`` of an op, as far as several senders share them."""
-        if timed_out or loss > LOSS_HIGH:
+    def after(self, loss: float) -> None:
+        """``loss`` of packets to this rank in an op, as far as several senders share it. What was only late
+        says nothing: senders find their pace by delay."""
+        if loss > LOSS_HIGH:
             self.senders = max(1, self.senders // 2)
         elif loss < LOSS_LOW:
             self.senders = min(self._no_limit, self.senders + 1)

@@ -130,7 +130,7 @@ class Steering:
         self._learn_scatter(report, came_s, silent)
         self._learn_gather(report, silent)
         self._note_absence(report)
-        self._incast.after(*_shared_trouble(report))
+        self._incast.after(_shared_loss(report))
         return report
 
     def _policy(self, length: int, stage: Stage) -> _StagePolicy:
@@ -226,15 +226,6 @@ def _loss(ended_by: Ending, lost: Sequence[float], without: Collection[int]) -> 
     return sum(expected) / len(expected) if expected else 0.0
 
 
-def _shared_trouble(report: Report) -> tuple[float, bool]:
-    """What the network cost at least two senders: its loss, and whether it made a stage run out of time."""
-    if report.scatter_ended_by == "all" == report.gather_ended_by:
-        return 0.0, False
-    losses = sorted(
-        max(report.scatter_lost[rank], report.gather_lost[rank])
-        for rank, verdict in enumerate(report.verdicts)
-        if verdict in (Verdict.NETWORK_LATE, Verdict.LOSSY_FROM)
-    )
-    late = sum(verdict is Verdict.NETWORK_LATE for verdict in report.verdicts)
-    out_of_time = {report.scatter_ended_by, report.gather_ended_by} & {"bound", "deadline"}
-    return (losses[-2] if len(losses) > 1 else 0.0), bool(late > 1 and out_of_time)
+def _shared_loss(report: Report) -> float:
+    """What at least two senders lost on the way to this rank."""
+    return sorted(report.received_lost)[-2] if len(report.received_lost) > 1 else 0.0

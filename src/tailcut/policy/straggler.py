@@ -55,7 +55,7 @@ def judge(
     late_after_s = start_s + usual_s + slack_s
     complete = report.scatter_ended_by == "all" == report.gather_ended_by and not report.silent
     prompt = -start_s <= slack_s and (not came_s or came_s[-1] <= late_after_s)
-    if complete and prompt and max(report.sent_lost, default=0.0) <= LOSSY:
+    if complete and prompt and max((*report.sent_lost, *report.received_lost), default=0.0) <= LOSSY:
         return (Verdict.ON_TIME,) * ranks
     return tuple(
         [_verdict(report, peer, peer == rank, start_s, slack_s, late_after_s) for peer in range(ranks)]
@@ -90,6 +90,8 @@ def _verdict(
         return _unfinished(
             report.gather_ended_by, report.gather_last_s[peer], max(0.0, report.scatter_s), report.elapsed_s
         )
+    if report.received_lost and report.received_lost[peer] > LOSSY:
+        return Verdict.LOSSY_FROM
     if report.sent_lost and report.sent_lost[peer] > LOSSY:
         return Verdict.LOSSY_TO
     return Verdict.ON_TIME

@@ -52,7 +52,8 @@ class Options:
     against: tuple[str, ...] = ()
     seed: int | None = None
     deadline_s: float | None = None
-    steering: bool = False
+    adaptive: bool = True
+    """Bounds adapt as in a Group; else they are shares of the deadline."""
     values: bool = False
     receive_buffer_bytes: int = 8 << 20
     """As the kernel reports it: what senders share."""
@@ -160,7 +161,8 @@ def _tailcut(options: Options, row: Row, bound_s: float, tell: Callable[[int], N
         codec=options.codec,
         planes=options.planes,
         trim_bytes=options.scenario.switch.trim_frame_bytes,
-        steering=options.steering,
+        paced=True,
+        steering=options.adaptive,
         elided=not options.values,
     )
     spec = spec_of(scenario)

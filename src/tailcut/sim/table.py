@@ -36,7 +36,7 @@ def title(options: Options, row: Row) -> str:
         f"MTU {row.conditions.mtu_bytes}, queue {network.queue_bytes / 1e6:g} MB, seed {network.seed}",
         f"# {options.size_bytes} bytes a bucket ({own}), {options.ops} ops, of which the first "
         f"{options.warmup_ops} do not count; deadline {1e3 * row.deadline_s:.4g} ms, "
-        f"{'adapted' if options.steering else 'fixed'} bounds",
+        f"{'adapted' if options.adaptive else 'fixed'} bounds",
     ]
     if network.bursts:
         bursts = network.bursts
