@@ -121,7 +121,7 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
     if (header.type != wire::Type::kData && payload.size() > wire::kReportNumbers / 8)
         return reject(wire::Reject::kShape);
     peer.arrivals.note(now, header);
-    peer.heard_at = now;
+    peer.heard_at = context_.heard_at = now;
     peer.quiet_ops = 0;
     if (context_.silent[header.source]) {
         context_.silent[header.source] = false;

@@ -138,11 +138,14 @@ Time Op::gathered_at() const {
 OwnedShard::Close Op::end_at() const {
     if (!entered_ || finished_) return {};
     OwnedShard::Close end{deadline_, Ending::kDeadline};
-    if (const Time majority = owned_->majority_entered_at(); majority >= 0) {
-        const Time bound = std::max(entered_at_, majority + bounds_.scatter) + bounds_.gather;
+    // Who hears nobody, not even answers, is cut off: the others do not wait for it, nor it for them.
+    const bool deaf = context_.heard_at < entered_at_;
+    const Time majority = deaf ? entered_at_ : owned_->majority_entered_at();
+    const Duration grace = std::max(bounds_.gather_grace, context_.repeat_time);
+    if (majority >= 0) {  // a rank that is late finds what there is
+        const Time bound = std::max(entered_at_ + grace, majority + bounds_.scatter + bounds_.gather);
         if (bound < end.at) end = {bound, Ending::kBound};
     }
-    const Duration grace = std::max(bounds_.gather_grace, context_.repeat_time);
     const Time gathered = gathered_at();
     if (gathered != kNever && gathered + grace < end.at) end = {gathered + grace, Ending::kGrace};
     return end;

@@ -40,10 +40,11 @@ RateControl::RateControl(std::uint32_t packet_bytes, Rank rivals)
                    std::clamp(kFirstInPort / std::max(1, int{rivals}), 2, int{kFirstPackets})),
       rate_(start_bytes_ / static_cast<double>(kAssumedRtt) * kSecond) {}
 
-std::uint64_t RateControl::most_in_flight() const {
+// Without FEEDBACK the rate is halved, not the sending stopped: that the way back is blocked says little of the way out.
+std::uint64_t RateControl::most_in_flight(Time now) const {
     if (starting_) return static_cast<std::uint64_t>(start_bytes_);
-    const double bytes =
-        1.25 * rate_ * static_cast<double>(srtt_ + target()) / kSecond + 2.0 * quantum_bytes();
+    const Duration span = srtt_ + target() + std::max<Duration>(0, now - heard_at_ - srtt_) / 2;
+    const double bytes = 1.25 * rate_ * static_cast<double>(span) / kSecond + 2.0 * quantum_bytes();
     return static_cast<std::uint64_t>(std::max(bytes, 4 * packet_bytes_));
 }
 
@@ -73,6 +74,7 @@ void RateControl::keep_base(Time now, Duration delay) {
 }
 
 void RateControl::learn(Time now, const Sample& sample) {
+    heard_at_ = now;
     srtt_ = srtt_ == 0 ? sample.rtt : srtt_ + (sample.rtt - srtt_) / 8;
     base_rtt_ = base_rtt_ == 0 ? sample.rtt : std::min(base_rtt_, sample.rtt);
     keep_base(now, sample.delay);

@@ -32,13 +32,14 @@ public:
     RateControl(std::uint32_t packet_bytes, Rank rivals);
 
     void learn(Time now, const Sample& sample);
-    void push_back(Time now);            // the own host's queue is full
-    void limited() { limited_ = true; }  // the rate, not the data, is what holds back
+    void resume(Time now) { heard_at_ = now; }  // after an idle time
+    void push_back(Time now);                   // the own host's queue is full
+    void limited() { limited_ = true; }         // the rate, not the data, is what holds back
 
     double bytes_per_s() const { return rate_; }
     Duration srtt() const { return srtt_; }
     Duration queue() const { return queue_; }  // on the way, as last seen
-    std::uint64_t most_in_flight() const;
+    std::uint64_t most_in_flight(Time now) const;
     std::uint32_t quantum_bytes() const;  // sent at once: a few packets, or half a millisecond
 
 private:
@@ -57,7 +58,7 @@ private:
              jumps_ = 0;  // the last one-way delay, and its mean change from one FEEDBACK to the next
     Duration target_cap_ = kNever;       // what loss has shown to be too long a queue
     Duration base_ = 0, next_base_ = 0;  // least one-way delay in the last period and in the one begun
-    Time base_since_ = -1, decided_at_ = 0, lowered_at_ = 0;
+    Time base_since_ = -1, decided_at_ = 0, lowered_at_ = 0, heard_at_ = 0;
     int crowded_ = 0, stalled_ = 0;       // decisions in a row
     double crowded_from_ = 0, best_ = 0;  // the rate when crowding began; the most delivered while starting
     double recent_lost_ = 0, recent_bytes_ = 0;  // with weights that fall with age

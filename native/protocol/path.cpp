@@ -7,6 +7,8 @@ namespace {
 
 constexpr int kReordered = 3;  // later numbers that came before one that did not is given up (RFC 9002)
 constexpr std::uint32_t kMostInFlight = 1 << 14;  // numbers are told apart up to twice as many
+constexpr Duration kRetry =
+    kMillisecond;  // too much is in flight: the longer nothing is heard, the more may be
 constexpr Duration kLeastReordering = kMillisecond;
 // A reply is wanted four times in what may be in flight, but for at most 128 packets and not for fewer than 6, which
 // keeps FEEDBACK below 2 % of the bytes.
@@ -20,16 +22,13 @@ Path::Path(const PeerSettings& settings, Rank rivals)
       paced_(settings.paced),
       rate_(packet_bytes_, rivals) {}
 
-bool Path::has_credit(std::uint32_t cost) {
-    if (used_ == 0) return true;
-    if (used_ + cost > window_bytes_ || count_ >= kMostInFlight) return false;
-    if (!paced_ || flying_bytes_ < rate_.most_in_flight()) return true;
-    rate_.limited();
-    return false;
-}
-
-Time Path::paced_until(Time now) {
+Time Path::clear_at(Time now, std::uint32_t cost) {
+    if (used_ > 0 && (used_ + cost > window_bytes_ || count_ >= kMostInFlight)) return kNever;
     if (!paced_) return now;
+    if (used_ > 0 && flying_bytes_ >= rate_.most_in_flight(now)) {
+        rate_.limited();
+        return now + kRetry;
+    }
     const Duration quantum = pace_of(rate_.quantum_bytes());
     due_ = std::max(due_, now - quantum);  // what was not used is lost, but for a quantum
     if (due_ <= now) return now;
@@ -42,8 +41,9 @@ void Path::stamp(Time now, wire::Header& header) {
     header.number = number_;
     if (header.type != wire::Type::kData) return;
     header.number = static_cast<std::uint16_t>(number_ + 1);
+    if (used_ == 0) rate_.resume(now);
     const auto most =
-        static_cast<std::uint32_t>(std::min<std::uint64_t>(window_bytes_, rate_.most_in_flight()));
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(window_bytes_, rate_.most_in_flight(now)));
     const std::uint32_t ask = std::clamp((paced_ ? most : window_bytes_) / 4,
                                          kLeastAskPackets * packet_bytes_, kMostAskPackets * packet_bytes_);
     if (unasked_ >= ask) header.flags |= wire::kReplyWanted;

@@ -45,10 +45,8 @@ public:
     Path(const PeerSettings& settings, Rank rivals);  // senders to the same receiver
 
     // ---- sending
-    // Whether a packet of this cost fits what may be in flight; if not, only FEEDBACK helps.
-    bool has_credit(std::uint32_t cost);
-    // The earliest time for the next packet, `now` if it may go at once.
-    Time paced_until(Time now);
+    // The earliest time for a packet of this cost, `now` if it may go at once; kNever: only FEEDBACK helps.
+    Time clear_at(Time now, std::uint32_t cost);
     void stamp(Time now, wire::Header& header);  // number, stamp and whether a reply is wanted
     void sent(const wire::Header& header, const Parcel& parcel, std::uint32_t bytes);
     void unsent(Time now);  // the latest one after all was not: the own host's queue is full

@@ -108,7 +108,7 @@ bool Endpoint::may_send(Time now, Rank rank, const Op& op) {
     const std::uint64_t payload_bytes = peer.settings.limits.payload_bytes;
     const auto cost = static_cast<std::uint32_t>(std::min(payload_bytes, shard_bytes) + wire::kHeaderBytes) +
                       kDatagramOverheadBytes;
-    if (!has_room_for(peer, op.seq()) || !peer.path.has_credit(cost)) {
+    if (!has_room_for(peer, op.seq())) {
         ask_later(now, peer);
         return false;
     }
@@ -116,8 +116,9 @@ bool Endpoint::may_send(Time now, Rank rank, const Op& op) {
         turn_awaited_ = true;
         return false;
     }
-    const Time at = peer.path.paced_until(now);
+    const Time at = peer.path.clear_at(now, cost);
     if (at <= now) return true;
+    ask_later(now, peer);
     if (at < peer.wake_at) wakes_.push({peer.wake_at = at, rank});
     return false;
 }
@@ -130,8 +131,7 @@ bool Endpoint::has_turn(Rank rank, const Op& op) const {
     for (std::size_t step = 1; step < peers_.size(); ++step) {
         const auto other = static_cast<Rank>((settings_.shape.self + step) % peers_.size());
         if (other == rank) return true;
-        const bool stuck = context_.silent[other] || peers_[other].path.probe_at != kNever;
-        if (!stuck && op.pending(other) && --before == 0) return false;
+        if (!context_.silent[other] && op.pending(other) && --before == 0) return false;
     }
     return true;
 }

@@ -56,6 +56,7 @@ struct OpContext {
     bool elided;               // values are not there (elided_values.hpp)
     std::vector<bool> silent;  // by rank: nothing was heard of it for several ops
     std::size_t silent_count = 0;
+    Time heard_at = -1;  // of anybody
     Duration repeat_time =
         0;  // what it takes to find a packet lost and send it again, twice; 0: that is not done
     // Of a packet with so many planes; 0 planes in raw.

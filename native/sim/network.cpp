@@ -210,12 +210,14 @@ bool Network::over(std::uint32_t id, Fate fate, Happening& happening) {
 
 void Network::plan_burst(Rank host) {
     // Addressed by port and burst, so that they come when they come, whatever else is sent.
+    const bool first = hosts_[host].bursts == 0;
     const std::uint64_t place = std::uint64_t{host} << 40 | hosts_[host].bursts++;
     const double drawn = -std::log1p(-unit(mix(~spec_.seed ^ mix(place))));
     const Bursts& bursts = spec_.bursts;
     hosts_[host].burst_left = bursts.bytes;
-    schedule(now_ + bursts.gap_min + static_cast<Duration>(drawn * static_cast<double>(bursts.gap_mean)),
-             Kind::kBurst, host);
+    auto gap = static_cast<double>(bursts.gap_min) + drawn * static_cast<double>(bursts.gap_mean);
+    if (first) gap *= unit(mix(place ^ mix(~spec_.seed)));  // as if they had always been there
+    schedule(now_ + static_cast<Duration>(gap), Kind::kBurst, host);
 }
 
 void Network::burst(Rank rank) {

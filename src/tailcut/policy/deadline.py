@@ -30,13 +30,20 @@ WARM_UP = 5
 PERCENTILE = 95
 """As OptiReduce. Of the samples in the window, rounded down: the second highest. One outlier does nothing."""
 
-MARGIN = 0.15
-"""Over the percentile. Where stages hardly vary, one that was hit ends 15 % later than the others and not
-more; of those whose times vary by 10 % (lognormal) this cuts 0.7 %, by 30 % 5 %."""
+MARGIN = 0.12
+"""Over the percentile. Where stages hardly vary, one that was hit ends 12 % later than the others and not
+more; of those whose times vary by 10 % (lognormal) this cuts 1 %, by 30 % 6 %."""
 
 CUT_FACTOR = 2.0
-"""A stage that was cut enters with so many times the time at which it was, until its true time is known: from
-times that it cut itself, t_B could only ever fall."""
+"""A stage that was cut has taken so many times the time at which it was, unless late packets tell: from times
+that it cut itself, t_B could only ever fall."""
+
+TAIL_OPS = 4
+"""Cut in a row, at most, they are the tail that t_B is there to cut: a burst of other traffic. More, and the
+network has become slower: t_B follows, with all that is known of them."""
+
+TAIL_SHARE = 0.375
+"""Of the latest stages, cut at most, likewise."""
 
 
 class StageBound:
@@ -46,45 +53,52 @@ class StageBound:
         self.bound_s = most_s
         self._least_s = least_s
         self._most_s = most_s
-        self._high_s = 0.0  # the percentile of the window
         self._took_s: deque[float] = deque(maxlen=WINDOW)
-        self._cut_seq: deque[int] = deque(maxlen=WINDOW)  # of a stage whose true time is unknown, else -1
+        self._cut_s: dict[int, float] = {}  # of the latest stages, those that were cut, by op
+        self._latest: deque[int] = deque(maxlen=WINDOW)  # ops
+        self._cuts_in_a_row = 0
 
     @property
     def known(self) -> bool:
         """Whether the warm-up is over; until then the bound is the longest."""
         return len(self._took_s) >= WARM_UP
 
-    def completed(self, took_s: float) -> None:
+    def completed(self, seq: int, took_s: float) -> None:
         """A stage in which everything came that was waited for."""
-        self._add(took_s, -1)
+        self._note(seq)
+        self._cuts_in_a_row = 0
+        self._took_s.append(took_s)
+        self._derive()
 
-    def cut(self, seq: int, after_s: float, by_grace: bool = False) -> None:
-        """A stage of op ``seq`` that ended before everything had come."""
-        took_s = CUT_FACTOR * after_s
-        # One that the deadline or the cap cut short of usual says nothing. Grace does say something: all but
-        # stray packets had come, and a bound that rose must be able to fall on a link that always loses some.
-        if by_grace or took_s >= self._high_s:
-            self._add(took_s, seq)
+    def cut(self, seq: int, after_s: float) -> None:
+        """A stage that ended before everything had come."""
+        self._note(seq)
+        self._cuts_in_a_row += 1
+        self._cut_s[seq] = CUT_FACTOR * after_s
+        if self._cuts_in_a_row > TAIL_OPS or len(self._cut_s) > TAIL_SHARE * WINDOW:
+            self._follow()
 
     def came_late(self, seq: int, took_s: float) -> None:
-        """What a stage that was cut has really taken; nothing if it has left the window."""
-        if seq in self._cut_seq:
-            at = self._cut_seq.index(seq)
-            self._cut_seq[at] = -1
-            self._took_s[at] = took_s
-            self._derive()
+        """What a stage that was cut has really taken; nothing if that is too long ago."""
+        if seq in self._cut_s:
+            self._cut_s[seq] = took_s
 
-    def _add(self, took_s: float, cut_seq: int) -> None:
-        self._took_s.append(took_s)
-        self._cut_seq.append(cut_seq)
+    def _note(self, seq: int) -> None:
+        if len(self._latest) == WINDOW:
+            self._cut_s.pop(self._latest[0], None)
+        self._latest.append(seq)
+
+    def _follow(self) -> None:
+        """This is no tail: what was cut counts like what was completed, and nothing before it does."""
+        self._took_s.clear()
+        self._took_s.extend(sorted(self._cut_s.values())[-WARM_UP:] * WARM_UP)
         self._derive()
 
     def _derive(self) -> None:
-        ordered = sorted(self._took_s)
-        self._high_s = ordered[PERCENTILE * (len(ordered) - 1) // 100]
         if self.known:
-            self.bound_s = min(self._most_s, max(self._least_s, (1 + MARGIN) * self._high_s))
+            ordered = sorted(self._took_s)
+            high_s = ordered[PERCENTILE * (len(ordered) - 1) // 100]
+            self.bound_s = min(self._most_s, max(self._least_s, (1 + MARGIN) * high_s))
 
 
 def fixed(deadline_s: float) -> OpBounds:

@@ -39,11 +39,11 @@ class _StagePolicy:
         """Of ranks that are not silent: ``needed_s`` until the last and ``came_s`` until the median one was
         done, and the ``loss``. ``took_s``: until the stage ended."""
         if ended_by == "all":
-            self.bound.completed(took_s)
-        elif loss > 0:
-            self.bound.cut(seq, took_s, by_grace=ended_by == "grace")
-        elif came_s is not None:
-            self.bound.completed(needed_s)
+            self.bound.completed(seq, took_s)
+        elif loss > 0 and ended_by != "grace":
+            self.bound.cut(seq, took_s)
+        elif came_s is not None:  # but for stray packets, all that was waited for
+            self.bound.completed(seq, needed_s)
         self.early_exit.after(came_s, loss, ended_by)
 
 

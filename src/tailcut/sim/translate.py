@@ -19,6 +19,10 @@ from tailcut.testbed.faults import schedule
 ETHERNET_AND_IP_BYTES = 14 + 20
 UDP_BYTES = 8
 SWITCH_DELAY_S = 10e-6
+HIT_EVERY = 4
+"""A lone message of the testbed meets a burst in one of 25 cases. An op meets those of all ports: that one op
+in a hundred does somewhere, every port has them so many times the ranks more rarely. As a burst lasts as long
+as ``ratio - 1`` ops, some 3 % of the ops of tail-3 are hit: P99 is theirs."""
 FIRST_FAULT_SHARE = 0.25
 """A fault that a scenario has later than this share of the shortest run possible is brought forward to it."""
 
@@ -59,10 +63,11 @@ def conditions_of(
     if tail := scenario.tail:
         larger = max(port_bytes, 1.0) / tail.message_bytes
         deeper = max(1.0, larger)
+        rarer = HIT_EVERY * ranks
         bursts = Bursts(
             volume_bytes=round((tail.ratio - 1) * port_bytes),
-            gap_min_s=tail.gap_min_s * larger / faster,
-            gap_mean_s=tail.gap_mean_s * larger / faster,
+            gap_min_s=tail.gap_min_s * rarer * larger / faster,
+            gap_mean_s=tail.gap_mean_s * rarer * larger / faster,
             packet_bytes=mtu + 14,
         )
     network = Network(
