@@ -57,11 +57,7 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Te
         return;
     }
     const Seq seq = next_seq_++;
-    context_.repeat_time = 0;
-    for (Rank rank = 0; settings_.resend && rank < peers_.size(); ++rank)
-        if (!context_.silent[rank])
-            context_.repeat_time =
-                std::max(context_.repeat_time, kRepeatRoundTrips * peers_[rank].path.rtt());
+    context_.repeat_time = settings_.resend ? kRepeatRoundTrips * median_rtt() : 0;
     Slot& slot = slot_of(seq);
     Op* op = variant(seq, slot, static_cast<std::uint32_t>(bucket.size()), true);
     if (!op->owns()) own(now, slot, *op, memory_.take(op->own_floats()));
@@ -149,6 +145,17 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
             }
             return on_data(now, header, payload);
     }
+}
+
+// Of the other ranks: one behind a full queue does not lengthen everybody's grace.
+Duration Endpoint::median_rtt() const {
+    std::vector<Duration> rtts;
+    for (Rank rank = 0; rank < peers_.size(); ++rank)
+        if (rank != settings_.shape.self) rtts.push_back(peers_[rank].path.rtt());
+    if (rtts.empty()) return 0;
+    const auto middle = rtts.begin() + static_cast<std::ptrdiff_t>((rtts.size() - 1) / 2);
+    std::nth_element(rtts.begin(), middle, rtts.end());
+    return *middle;
 }
 
 // Of the paths that have anything in flight.

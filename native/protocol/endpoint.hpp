@@ -89,6 +89,7 @@ private:
     void on_feedback(Time now, const wire::Header& header, std::span<const std::byte> missing);
     void on_goodbye(Time now, const wire::Header& header, std::span<const std::byte> missing);
     double mean_rate() const;
+    Duration median_rtt() const;
     void settle_path(Time now, const wire::Header& header, std::span<const std::byte> missing);
     void on_data(Time now, const wire::Header& header, std::span<const std::byte> payload);
     std::optional<wire::Reject> deliver(Time now, Slot& slot, Op& op, const wire::Header& header,

@@ -105,7 +105,7 @@ class Scenario(Network):
             raise ConfigError(f"trim_bytes={self.trim_bytes} must be 0 or at least {LEAST_TRIM_BYTES}")
         if self.packet_bytes < 256:
             raise ConfigError(f"packet_bytes={self.packet_bytes} must be at least 256")
-        if self.compute_s and np.shape(self.compute_s) != (self.ops, self.ranks):
+        if len(self.compute_s) and np.shape(self.compute_s) != (self.ops, self.ranks):
             raise ConfigError(f"compute_s has shape {np.shape(self.compute_s)}, not (ops, ranks)")
 
     def length_of(self, op: int, rank: int) -> int:

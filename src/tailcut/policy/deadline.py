@@ -34,6 +34,9 @@ MARGIN = 0.12
 """Over the percentile. Where stages hardly vary, one that was hit ends 12 % later than the others and not
 more; of those whose times vary by 10 % (lognormal) this cuts 1 %, by 30 % 6 %."""
 
+LEAST_MARGIN_S = 0.010
+"""Hosts do not get to run for that long at times, and the pace of short ops varies by as much."""
+
 CUT_FACTOR = 2.0
 """A stage that was cut has taken so many times the time at which it was, unless late packets tell: from times
 that it cut itself, t_B could only ever fall."""
@@ -98,7 +101,8 @@ class StageBound:
         if self.known:
             ordered = sorted(self._took_s)
             high_s = ordered[PERCENTILE * (len(ordered) - 1) // 100]
-            self.bound_s = min(self._most_s, max(self._least_s, (1 + MARGIN) * high_s))
+            margin_s = max(MARGIN * high_s, LEAST_MARGIN_S)
+            self.bound_s = min(self._most_s, max(self._least_s, high_s + margin_s))
 
 
 def fixed(deadline_s: float) -> OpBounds:

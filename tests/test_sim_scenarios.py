@@ -1,0 +1,153 @@
+"""What the transport promises on networks it has never seen: the real core with its policies, in virtual time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tailcut import Scenario, _native, simulate
+from tailcut.network import RateChange
+from tailcut.policy.steering import Steering
+from tailcut.sim.figures import Side
+from tailcut.sim.run import Options, run
+from tailcut.testbed import load_scenario
+
+RATE = 25e6  # bytes/s, of the testbed's ports
+FRAME_BYTES, PACKET_BYTES = 42, 1424
+
+
+def sides(name: str, **options: object) -> dict[str, Side]:
+    (row,) = run(Options(scenario=load_scenario(name), **{"size_bytes": 1 << 20, "ops": 200} | options))
+    return row.sides
+
+
+def group(**fields: object) -> Scenario:
+    """Ports of 200 Mbit/s, bounds that adapt, no values."""
+    given = {
+        "ranks": 4,
+        "length": 1 << 18,
+        "deadline_s": 5.0,
+        "bytes_per_s": RATE,
+        "queue_bytes": 8_000_000,
+        "frame_bytes": FRAME_BYTES,
+        "packet_bytes": PACKET_BYTES,
+        "socket_buffer_bytes": 8 << 20,
+        "pool_bytes": 1 << 28,
+        "paced": True,
+        "steering": True,
+        "elided": True,
+    }
+    return Scenario(**given | fields)
+
+
+def payload_bound_s(ranks: int, size_bytes: int) -> float:
+    framed = (PACKET_BYTES + _native.HEADER_BYTES + FRAME_BYTES) / PACKET_BYTES
+    return 2 * (ranks - 1) / ranks * size_bytes * framed / RATE
+
+
+def elapsed_s(simulation) -> np.ndarray:
+    """[op][rank]"""
+    ranks = range(simulation.scenario.ranks)
+    return np.array([[report.elapsed_s for report in simulation.reports(rank)] for rank in ranks]).T
+
+
+def test_a_clean_network_is_filled_and_nothing_is_given_up_in_a_thousand_ops() -> None:
+    tailcut = sides("clean", size_bytes=2 << 20, ops=1000)["tailcut"]
+    assert np.median(tailcut.times_s) < 1.1 * payload_bound_s(4, 2 << 20)
+    assert tailcut.delivered == 1.0
+
+
+def test_bursts_of_other_traffic_do_not_reach_the_ops() -> None:
+    both = sides("tail-3", ranks=(8,), size_bytes=6_815_744, ops=300, warmup=20, against=("ring",))
+    tailcut, ring = both["tailcut"], both["ring"]
+    assert np.percentile(tailcut.times_s, 99) <= 1.2 * np.median(tailcut.times_s)
+    assert tailcut.delivered >= 0.98
+    assert np.percentile(ring.times_s, 99) >= 2.5 * np.median(ring.times_s)
+
+
+def test_eight_senders_into_one_port_of_150_kB_lose_next_to_nothing() -> None:
+    tailcut = sides("incast", ranks=(9,), size_bytes=2 << 20, ops=60)["tailcut"]
+    assert tailcut.losses.queue <= 0.01
+    assert np.median(tailcut.times_s) <= 1.15 * payload_bound_s(9, 2 << 20)
+    assert tailcut.delivered == pytest.approx(1, abs=1e-4)
+
+
+def test_a_lossy_link_with_time_to_spare_delivers_everything_at_no_cost_in_time() -> None:
+    clean, lossy = (sides(name, size_bytes=4 << 20, ops=60)["tailcut"] for name in ("clean", "lossy-1"))
+    assert lossy.delivered > 0.9999
+    assert np.median(lossy.times_s) < 1.1 * np.median(clean.times_s)
+
+
+@pytest.mark.parametrize("slower", [5, 10])
+def test_bounds_follow_a_link_that_becomes_slower_and_recovers_within_20_ops(slower: int) -> None:
+    """Rank 1's link, both ways, after 40 ops; until the group has done 80."""
+    ops, from_op, until_op = 140, 40, 80
+    clean = simulate(group(ops=ops))
+    usual_s = float(np.median(elapsed_s(clean)))
+    slow_from_s = from_op * usual_s
+    slow_for_s = (until_op - from_op) * slower * usual_s
+    changes = [
+        RateChange(slow_from_s, 1, 1 / slower, 1 / slower),
+        RateChange(slow_from_s + slow_for_s, 1),
+    ]
+    simulation = simulate(group(ops=ops, deadline_s=20.0, rate_changes=changes))
+    lost = np.array([[r.lost_frac for r in simulation.reports(rank)] for rank in range(4)]).T.max(axis=1)
+    entered_s = np.array([r.entered_at / 1e9 for r in simulation.native.reports[0]])
+    slow = (entered_s > slow_from_s) & (entered_s < slow_from_s + slow_for_s)
+    first, after = np.flatnonzero(slow)[0], np.flatnonzero(slow)[-1] + 1
+    assert not lost[first + 20 : after - 1].any()  # it has been waited for
+    assert np.median(elapsed_s(simulation)[after + 20 :]) < 1.1 * usual_s
+    assert not lost[after + 20 :].any()
+
+
+def test_a_rank_that_is_slower_at_times_does_not_slow_the_others() -> None:
+    """Five times slower in a tenth of its steps."""
+    ops, ranks, compute_s = 200, 4, 0.05
+    steady = np.full((ops, ranks), compute_s)
+    straggling = steady.copy()
+    straggling[np.random.default_rng(1).random(ops) < 0.1, 1] *= 5
+    seconds = []
+    for compute in (steady, straggling):
+        simulation = simulate(group(ops=ops, ranks=ranks, compute_s=compute))
+        finished_s = [report.finished_at / 1e9 for report in simulation.native.reports[0]]
+        seconds.append((finished_s[-1] - finished_s[20]) / (ops - 21))
+    assert seconds[1] < 1.1 * seconds[0]
+
+
+class Fixed:
+    """One bound of SCATTER for all ops."""
+
+    def __init__(self, scatter_s: float) -> None:
+        ns = round(1e9 * scatter_s)
+        never = 10**10
+        bounds = _native.Bounds(ns, never, never, never, never, never)
+        self._terms = _native.Terms(bounds, 16)
+
+    def terms(self, length: int) -> _native.Terms:
+        return self._terms
+
+    def after(self, report: object, now_s: float) -> None:
+        pass
+
+
+def test_most_contributions_are_used_when_compute_times_vary() -> None:
+    """Lognormal, sigma 0.3, and a t_B of 0.8 of their mean: a clock started by the fastest would use few."""
+    ops, ranks, mean_s = 100, 8, 0.1
+    sigma = 0.3
+    times = np.random.default_rng(3).lognormal(np.log(mean_s) - sigma**2 / 2, sigma, (ops, ranks))
+    scenario = group(ops=ops, ranks=ranks, length=1 << 12, compute_s=times, deadline_s=10.0, steering=False)
+    simulation = simulate(scenario, policies=[Fixed(0.8 * mean_s)] * ranks)
+    lost = [np.mean(report.scatter_lost) for rank in range(ranks) for report in simulation.reports(rank)]
+    assert 1 - np.mean(lost) >= 0.75
+
+
+class WithIncast(Steering):
+    """A fixed number of senders at once."""
+
+    def __init__(self, senders: int, **arguments: object) -> None:
+        super().__init__(**arguments)
+        self._senders = senders
+
+    @property
+    def incast(self) -> int:
+        return self._senders
