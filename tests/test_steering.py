@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailcut.policy.deadline import MARGIN, WARM_UP, fixed
+from tailcut.policy.deadline import MARGIN, TAIL_OPS, WARM_UP, fixed
 from tailcut.policy.steering import ABSENT_OPS, GUESS_FACTOR, FixedSteering, Steering
 from tailcut.report import LateCompletion, Report, Verdict
 from tests.reports import NEVER, op
@@ -128,10 +128,10 @@ def test_late_completions_take_the_place_of_what_was_cut() -> None:
     pilot = steering()
     play(pilot, 30)
     slow = (0, 0.1, 0.1, 0.2)
-    cut = play(pilot, 2, slow)
-    assert [report.scatter_ended_by for report in cut] == ["bound", "bound"]
+    cut = play(pilot, TAIL_OPS + 1, slow)
+    assert {report.scatter_ended_by for report in cut} == {"bound"}
     guessed_s = pilot.bounds(1000).scatter_s
-    late = tuple(LateCompletion(seq, "scatter", 1000, 0.13) for seq in (0, 1))
+    late = tuple(LateCompletion(seq, "scatter", 1000, 0.13) for seq in range(TAIL_OPS + 1))
     play(pilot, 1, late=late)
     assert pilot.bounds(1000).scatter_s == pytest.approx((1 + MARGIN) * 0.13)
     assert guessed_s > (1 + MARGIN) * 0.13
@@ -157,9 +157,9 @@ def test_a_new_size_class_starts_from_the_nearest_one_scaled_up_but_never_down()
 
 def test_one_lossy_link_is_no_incast_and_two_are() -> None:
     pilot = steering(8)
-    play(pilot, 10, [0.1] * 8, scatter_lost=(0, 0.01, 0, 0, 0, 0, 0, 0), scatter_ended_by="grace")
+    play(pilot, 10, [0.1] * 8, received_lost=(0, 0.1, 0, 0, 0, 0, 0, 0))
     assert pilot.incast == 0
-    play(pilot, 1, [0.1] * 8, scatter_lost=(0, 0.01, 0.01, 0, 0, 0, 0, 0), scatter_ended_by="grace")
+    play(pilot, 1, [0.1] * 8, received_lost=(0, 0.1, 0.1, 0, 0, 0, 0, 0))
     assert pilot.incast == 3
 
 
@@ -170,11 +170,11 @@ def test_a_stage_that_stragglers_made_late_is_no_incast() -> None:
     assert pilot.incast == 0
 
 
-def test_senders_that_are_late_together_are_incast() -> None:
+def test_senders_that_are_only_late_are_no_incast() -> None:
     pilot = steering(8)
     play(pilot, 20, [0.1] * 8)
     play(pilot, 1, [0, 0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4], gather_s=[0.1] * 8)
-    assert pilot.incast == 3
+    assert pilot.incast == 0
 
 
 def test_an_op_behind_teaches_nothing() -> None:
@@ -224,7 +224,7 @@ def test_a_group_with_a_tail_loses_few_contributions_and_no_step_lasts_long() ->
 
     reports = play(pilot, 500, tail, gather_s=[0.1] * 8)[20:]
     lost = sum(sum(report.scatter_lost) for report in reports) / (7 * len(reports))
-    assert lost < 0.02
+    assert lost < 0.03
     elapsed_s = sorted(report.elapsed_s for report in reports)
     assert elapsed_s[int(0.99 * len(elapsed_s))] < 1.0
 

@@ -30,7 +30,7 @@ WARM_UP = 5
 PERCENTILE = 95
 """As OptiReduce. Of the samples in the window, rounded down: the second highest. One outlier does nothing."""
 
-MARGIN = 0.12
+MARGIN = 0.10
 """Over the percentile. Where stages hardly vary, one that was hit ends 12 % later than the others and not
 more; of those whose times vary by 10 % (lognormal) this cuts 1 %, by 30 % 6 %."""
 
@@ -42,11 +42,8 @@ CUT_FACTOR = 2.0
 that it cut itself, t_B could only ever fall."""
 
 TAIL_OPS = 4
-"""Cut in a row, at most, they are the tail that t_B is there to cut: a burst of other traffic. More, and the
-network has become slower: t_B follows, with all that is known of them."""
-
-TAIL_SHARE = 0.375
-"""Of the latest stages, cut at most, likewise."""
+"""So many stages in a row that were cut, at most, are one event, and one sample: a burst of other traffic is
+the tail that t_B is there to cut. More, and the network has become slower: then each of them counts."""
 
 
 class StageBound:
@@ -56,53 +53,49 @@ class StageBound:
         self.bound_s = most_s
         self._least_s = least_s
         self._most_s = most_s
-        self._took_s: deque[float] = deque(maxlen=WINDOW)
-        self._cut_s: dict[int, float] = {}  # of the latest stages, those that were cut, by op
-        self._latest: deque[int] = deque(maxlen=WINDOW)  # ops
+        self._high_s = 0.0  # the percentile of the samples
+        # What a sample stands for: by op, how long its stage took, or the guess for one that was cut.
+        self._samples: deque[dict[int, float]] = deque(maxlen=WINDOW)
         self._cuts_in_a_row = 0
 
     @property
     def known(self) -> bool:
         """Whether the warm-up is over; until then the bound is the longest."""
-        return len(self._took_s) >= WARM_UP
+        return len(self._samples) >= WARM_UP
 
     def completed(self, seq: int, took_s: float) -> None:
         """A stage in which everything came that was waited for."""
-        self._note(seq)
         self._cuts_in_a_row = 0
-        self._took_s.append(took_s)
+        self._samples.append({seq: took_s})
         self._derive()
 
     def cut(self, seq: int, after_s: float) -> None:
         """A stage that ended before everything had come."""
-        self._note(seq)
+        took_s = CUT_FACTOR * after_s
+        if took_s < self._high_s:  # by the deadline or the cap: that says nothing of what is usual
+            return
         self._cuts_in_a_row += 1
-        self._cut_s[seq] = CUT_FACTOR * after_s
-        if self._cuts_in_a_row > TAIL_OPS or len(self._cut_s) > TAIL_SHARE * WINDOW:
-            self._follow()
+        if self._cuts_in_a_row == TAIL_OPS + 1:
+            self._samples.extend({op: s} for op, s in self._samples.pop().items())
+        if 1 < self._cuts_in_a_row <= TAIL_OPS:
+            self._samples[-1][seq] = took_s
+        else:
+            self._samples.append({seq: took_s})
+        self._derive()
 
     def came_late(self, seq: int, took_s: float) -> None:
         """What a stage that was cut has really taken; nothing if that is too long ago."""
-        if seq in self._cut_s:
-            self._cut_s[seq] = took_s
-
-    def _note(self, seq: int) -> None:
-        if len(self._latest) == WINDOW:
-            self._cut_s.pop(self._latest[0], None)
-        self._latest.append(seq)
-
-    def _follow(self) -> None:
-        """This is no tail: what was cut counts like what was completed, and nothing before it does."""
-        self._took_s.clear()
-        self._took_s.extend(sorted(self._cut_s.values())[-WARM_UP:] * WARM_UP)
-        self._derive()
+        for sample in self._samples:
+            if seq in sample:
+                sample[seq] = took_s
+                self._derive()
 
     def _derive(self) -> None:
+        ordered = sorted(max(sample.values()) for sample in self._samples)
+        self._high_s = ordered[PERCENTILE * (len(ordered) - 1) // 100]
         if self.known:
-            ordered = sorted(self._took_s)
-            high_s = ordered[PERCENTILE * (len(ordered) - 1) // 100]
-            margin_s = max(MARGIN * high_s, LEAST_MARGIN_S)
-            self.bound_s = min(self._most_s, max(self._least_s, high_s + margin_s))
+            margin_s = max(MARGIN * self._high_s, self._least_s, LEAST_MARGIN_S)
+            self.bound_s = min(self._most_s, max(self._least_s, self._high_s + margin_s))
 
 
 def fixed(deadline_s: float) -> OpBounds:
