@@ -1,4 +1,4 @@
-"""What the transport promises on networks it has never seen: the real core with its policies, in virtual time."""
+"""What the transport promises on networks it has never seen: the real core and policies in virtual time."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_bursts_of_other_traffic_do_not_reach_the_ops() -> None:
     assert np.percentile(ring.times_s, 99) >= 2.5 * np.median(ring.times_s)
 
 
-def test_eight_senders_into_one_port_of_150_kB_lose_next_to_nothing() -> None:
+def test_eight_senders_into_one_port_of_150_kb_lose_next_to_nothing() -> None:
     tailcut = sides("incast", ranks=(9,), size_bytes=2 << 20, ops=60)["tailcut"]
     assert tailcut.losses.queue <= 0.01
     assert np.median(tailcut.times_s) <= 1.15 * payload_bound_s(9, 2 << 20)

@@ -31,8 +31,8 @@ PERCENTILE = 95
 """As OptiReduce. Of the samples in the window, rounded down: the second highest. One outlier does nothing."""
 
 MARGIN = 0.10
-"""Over the percentile. Where stages hardly vary, one that was hit ends 12 % later than the others and not
-more; of those whose times vary by 10 % (lognormal) this cuts 1 %, by 30 % 6 %."""
+"""Over the percentile. Where stages hardly vary, one that was hit ends 10 % later than the others and not
+more; of those whose times vary by 10 % (lognormal) this cuts 2 %, by 30 % 7 %."""
 
 LEAST_MARGIN_S = 0.010
 """Hosts do not get to run for that long at times, and the pace of short ops varies by as much."""
