@@ -40,6 +40,8 @@ def native(**fields: Any) -> Any:
         "silent": [False, False, True],
         "sent_to_packets": [10, 0, 20],
         "sent_lost_packets": [1, 0, 0],
+        "received_from_packets": [0, 3, 5],
+        "received_lost_packets": [0, 1, 0],
         "late": [SimpleNamespace(seq=3, stage=1, bucket_len=80, took_ns=40 * MS)],
     }
     counts = (
@@ -80,6 +82,7 @@ def test_endings_silent_ranks_losses_and_late_completions_are_told() -> None:
     assert (got.scatter_ended_by, got.gather_ended_by) == ("bound", "grace")
     assert got.silent == (2,)
     assert got.sent_lost == (0.1, 0.0, 0.0)
+    assert got.received_lost == (0.0, 0.25, 0.0)
     assert got.late == (LateCompletion(3, "gather", 80, 0.04),)
     assert got.resent_packets == 7
 

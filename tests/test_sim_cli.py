@@ -43,7 +43,7 @@ def test_a_clean_network_delivers_everything_near_the_bound() -> None:
     assert own.goodput > 0.9
     assert ring.goodput > 0.9
     assert tree.goodput > 0.5
-    assert own.tail == pytest.approx(1.0, abs=0.01)
+    assert 1 <= own.tail < 1.1
 
 
 def test_loss_is_told_by_source() -> None:
@@ -73,7 +73,8 @@ def test_bursts_are_sized_for_the_op_whatever_the_rate() -> None:
         assert bursts is not None
         assert bursts.volume_bytes == 2 * 14_000_000
         op_s = 14_000_000 / conditions.bytes_per_s
-        assert (bursts.gap_min_s + bursts.gap_mean_s) / op_s == pytest.approx(25)
+        # One op in a hundred meets a burst at one of the 8 ports.
+        assert (bursts.gap_min_s + bursts.gap_mean_s) / op_s == pytest.approx(8 * 100)
         assert conditions.network.queue_bytes > 2 * bursts.volume_bytes
 
 
