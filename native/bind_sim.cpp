@@ -179,6 +179,8 @@ void bind_endpoints(nb::module_& m) {
         .def_rw("elided", &SimSpec::elided)
         .def_rw("resend", &SimSpec::resend)
         .def_rw("paced", &SimSpec::paced)
+        .def_rw("multicast", &SimSpec::multicast)
+        .def_rw("deaf", &SimSpec::deaf)
         .def(
             "freeze",
             [](SimSpec& spec, Rank rank, Time from_ns, std::optional<Time> until_ns) {

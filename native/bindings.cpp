@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "bind_codec.hpp"
@@ -147,6 +148,7 @@ void bind_reports(nb::module_& m) {
         .def_ro("received_lost_packets", &OpReport::received_lost_packets)
         .def_ro("late", &OpReport::late)
         .def_ro("resent_packets", &OpReport::resent_packets)
+        .def_ro("multicast_packets", &OpReport::multicast_packets)
         .def_ro("finished_at", &OpReport::finished_at)
         .def_ro("shard_lengths", &OpReport::shard_lengths)
         .def_ro("scatter_missing", &OpReport::scatter_missing)
@@ -180,6 +182,7 @@ void bind_reports(nb::module_& m) {
         .def_ro("received_bytes", &Counters::received_bytes)
         .def_ro("sent_packets", &Counters::sent_packets)
         .def_ro("sent_bytes", &Counters::sent_bytes)
+        .def_ro("multicast_packets", &Counters::multicast_packets)
         .def_ro("feedback_packets", &Counters::feedback_packets)
         .def_ro("feedback_bytes", &Counters::feedback_bytes)
         .def_ro("probe_packets", &Counters::probe_packets)
@@ -263,8 +266,13 @@ void bind_udp(nb::module_& m) {
             [](UdpLane& lane, Rank rank, Rank ranks, std::uint64_t seed, std::uint64_t group_tag,
                Seq window_ops, int codec, bool resend, std::size_t pool_bytes, std::uint32_t window_bytes,
                const Terms& terms, const std::vector<PeerSettings>& peers,
-               const std::vector<std::pair<std::uint32_t, std::uint16_t>>& addresses) {
+               const std::vector<std::pair<std::uint32_t, std::uint16_t>>& addresses,
+               const std::vector<Rank>& members, const std::optional<PeerSettings>& group_path) {
+                const bool fit = std::all_of(members.begin(), members.end(),
+                                             [&](Rank member) { return member < ranks && member != rank; });
+                if (!fit || (!members.empty() && !group_path)) throw nb::value_error("members");
                 Settings settings;
+                if (group_path) settings.multicast = {members, *group_path};
                 settings.shape = {rank, ranks, seed};
                 settings.group_tag = group_tag;
                 settings.window_ops = window_ops;
@@ -279,6 +287,7 @@ void bind_udp(nb::module_& m) {
             },
             "rank"_a, "ranks"_a, "seed"_a, "group_tag"_a, "window_ops"_a, "codec"_a, "resend"_a,
             "pool_bytes"_a, "window_bytes"_a, "terms"_a, "peers"_a, "addresses"_a,
+            "members"_a = std::vector<Rank>{}, "group_path"_a = nb::none(),
             nb::call_guard<nb::gil_scoped_release>())
         .def(
             "submit",

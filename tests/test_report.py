@@ -51,6 +51,7 @@ def native(**fields: Any) -> Any:
         "received_packets",
         "trimmed_packets",
         "resent_packets",
+        "multicast_packets",
     )
     return SimpleNamespace(**{**values, **dict.fromkeys(counts, 7), **fields})
 

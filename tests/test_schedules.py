@@ -63,6 +63,9 @@ def schedule(seed: int) -> Scenario:
         pool_bytes=int(random.choice([1 << 16, 1 << 20, 1 << 24])),
         socket_buffer_bytes=int(random.choice([1 << 15, 1 << 20])),
         packet_bytes=int(random.choice([256, 1280, 8704])),
+        multicast=seed % 7 < 3,
+        deaf=(0,) if seed % 7 == 0 else (),
+        paced=seed % 7 == 1,
         record=True,
     )
 
@@ -86,8 +89,13 @@ def test_fault_schedule_with_planes(seed: int) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_without_faults_all_ranks_hold_the_rank_order_mean_bit_for_bit(ranks: int, length: int) -> None:
-    simulation = simulate(Scenario(ranks=ranks, length=length, ops=3, depth=2, jitter_s=1e-4, seed=length))
+@pytest.mark.parametrize("multicast", [False, True])
+def test_without_faults_all_ranks_hold_the_rank_order_mean_bit_for_bit(
+    ranks: int, length: int, multicast: bool
+) -> None:
+    simulation = simulate(
+        Scenario(ranks=ranks, length=length, ops=3, depth=2, jitter_s=1e-4, seed=length, multicast=multicast)
+    )
     for inputs, results in zip(simulation.inputs, simulation.results, strict=True):
         expected = oracle.rank_order_mean(inputs).tobytes()
         assert all(result.tobytes() == expected for result in results)

@@ -50,6 +50,7 @@ private:
     std::uint32_t new_datagram(std::span<const std::byte> head, std::span<const std::byte> tail);
     std::span<const std::byte> bytes_of(const sim::Packet& packet);
     void end(const sim::Packet& packet, SimFate fate);
+    std::vector<Rank> members_of(Rank rank) const;
 
     const SimSpec& spec_;
     const std::vector<std::vector<std::span<float>>>& buckets_;
@@ -86,6 +87,7 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
     for (Rank rank = 0; rank < spec.ranks; ++rank) {
         settings.shape.self = rank;
         settings.terms = fixed_terms(rank);
+        settings.multicast = {members_of(rank), peers[rank]};
         hosts_[rank].endpoint = std::make_unique<Endpoint>(settings, peers);
     }
     result_.reports.resize(spec.ranks);
@@ -254,7 +256,17 @@ void Sim::send(Rank source, const Outgoing& out) {
     const bool elided = spec_.elided && out.header.type == wire::Type::kData;
     const std::uint32_t tag = new_datagram(head, elided ? std::span<const std::byte>{} : out.payload);
     const auto bytes = static_cast<std::uint32_t>(head.size() + out.payload.size());
-    datagrams_[tag].copies = network_.send(source, std::span(&out.peer, 1), bytes, tag, true);
+    const std::vector<Rank> members = out.peer == spec_.ranks ? members_of(source) : std::vector<Rank>{};
+    const std::span<const Rank> to = out.peer == spec_.ranks ? members : std::span(&out.peer, 1);
+    datagrams_[tag].copies = network_.send(source, to, bytes, tag, true);
+}
+
+std::vector<Rank> Sim::members_of(Rank rank) const {
+    std::vector<Rank> members;
+    for (Rank other = 0; spec_.multicast && other < spec_.ranks; ++other)
+        if (other != rank && std::find(spec_.deaf.begin(), spec_.deaf.end(), other) == spec_.deaf.end())
+            members.push_back(other);
+    return members;
 }
 
 std::uint32_t Sim::new_datagram(std::span<const std::byte> head, std::span<const std::byte> tail) {

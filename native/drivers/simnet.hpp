@@ -38,6 +38,8 @@ struct SimSpec : sim::NetworkSpec {
     codec::PacketLimits limits{1280, 0};
     wire::Codec codec = wire::Codec::kRaw;
     bool resend = false, paced = false;
+    bool multicast = false;  // every rank hears that of every other,
+    std::vector<Rank> deaf;  // but for these
     std::size_t pool_bytes = 1 << 24;
     Seq window_ops = 64;
     Seq first_seq = 0;

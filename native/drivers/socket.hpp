@@ -60,12 +60,17 @@ public:
     bool segments() const { return segments_; }
     const SocketCounters& counters() const { return counters_; }
 
-    // One recvmmsg for the socket, and one for the group. Hands every datagram to `visit` and returns whether there
-    // may be more.
+    // One recvmmsg for the group, and if it had not more, one for the socket: what asks by unicast after what came to
+    // the group must not overtake it. Hands every datagram to `visit` and returns whether there may be more.
     template <typename Visit>
     bool receive(Visit visit) {
-        const bool more = receive_from(descriptor_, visit);
-        return (group_descriptor_ >= 0 && receive_from(group_descriptor_, visit)) || more;
+        const bool skipped = group_turns_ >= kGroupTurns;
+        if (group_descriptor_ >= 0 && !skipped && receive_from(group_descriptor_, visit)) {
+            ++group_turns_;
+            return true;
+        }
+        group_turns_ = 0;
+        return receive_from(descriptor_, visit) || skipped;
     }
 
     // Sends the packets in order and returns how many were dealt with; the rest found the socket full.
@@ -73,6 +78,7 @@ public:
 
 private:
     static constexpr std::size_t kBufferBytes = 65'536;
+    static constexpr int kGroupTurns = 16;  // in a row, while the socket waits
 
     template <typename Visit>
     bool receive_from(int descriptor, Visit& visit) {
@@ -99,6 +105,7 @@ private:
     std::uint32_t asked_buffer_bytes_;
     std::uint32_t receive_buffer_bytes_ = 0;
     bool segments_ = false, coalesces_ = false;
+    int group_turns_ = 0;
     SocketCounters counters_;
 
     struct alignas(64) Buffer : std::array<std::byte, kBufferBytes> {};

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <new>
+#include <stdexcept>
 #include <system_error>
 #include <utility>
 
@@ -63,6 +64,8 @@ void UdpLane::abandon() {
 
 void UdpLane::start(const Settings& settings, const std::vector<PeerSettings>& peers,
                     std::vector<Address> addresses) {
+    if (!settings.multicast.members.empty() && socket_.group_descriptor() < 0)
+        throw std::logic_error("members, but no multicast group was joined");
     endpoint_ = std::make_unique<Endpoint>(settings, peers);
     addresses_ = std::move(addresses);
     ranks_ = addresses_.size();

@@ -48,6 +48,12 @@ public:
     // DATA so far: what came, and what was sent before something that came and did not.
     std::uint64_t came() const { return came_count_; }
     std::uint64_t missing() const { return missing_; }
+    // There was no room for it: as if it had not come.
+    void refuse(std::uint16_t number) {
+        if (distance(latest_, number) <= -kNumbers || !test(number)) return;
+        mark(number, false);
+        ++missing_;
+    }
     // Bytes since the last FEEDBACK, as the source charges them.
     std::uint32_t count(std::uint32_t cost) { return unreported_ += cost; }
 

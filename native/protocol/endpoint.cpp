@@ -11,9 +11,24 @@ namespace {
 // For what was lost once more: a FEEDBACK, the packet, a probe, its answer, the packet.
 constexpr Duration kRepeatRoundTrips = 8;
 
-std::vector<codec::PacketLimits> limits_of(const std::vector<PeerSettings>& peers) {
+// What is lost by multicast is sent again by unicast: it must fit there.
+PeerSettings group_path_of(const MulticastSettings& multicast, const std::vector<PeerSettings>& peers) {
+    PeerSettings path = multicast.path;
+    for (const Rank member : multicast.members) {
+        const codec::PacketLimits& each = peers[member].limits;
+        std::uint32_t& trim = path.limits.trim_payload_bytes;
+        path.limits.payload_bytes = std::min(path.limits.payload_bytes, each.payload_bytes);
+        if (each.trim_payload_bytes > 0)
+            trim = trim == 0 ? each.trim_payload_bytes : std::min(trim, each.trim_payload_bytes);
+    }
+    return path;
+}
+
+std::vector<codec::PacketLimits> limits_of(const MulticastSettings& multicast,
+                                           const std::vector<PeerSettings>& peers) {
     std::vector<codec::PacketLimits> limits;
     for (const PeerSettings& peer : peers) limits.push_back(peer.limits);
+    if (!multicast.members.empty()) limits.push_back(group_path_of(multicast, peers).limits);
     return limits;
 }
 
@@ -22,7 +37,11 @@ std::vector<codec::PacketLimits> limits_of(const std::vector<PeerSettings>& peer
 Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& peers)
     : settings_(settings),
       memory_(settings.pool_bytes, settings.elided),
-      context_(settings.shape, settings.codec, limits_of(peers), memory_, settings.elided),
+      context_(settings.shape, settings.codec, limits_of(settings.multicast, peers), memory_,
+               settings.elided),
+      group_path_(group_path_of(settings.multicast, peers),
+                  std::min(settings.multicast.members.size(), Audience::kMost),
+                  static_cast<Rank>(settings.shape.ranks - 1)),
       shares_(settings.shape.ranks),
       recent_bytes_(2 * std::size_t{settings.window_ops}),
       terms_(settings.terms),
@@ -30,6 +49,7 @@ Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& pe
     const auto rivals = static_cast<Rank>(settings.shape.ranks - 1);
     for (const PeerSettings& peer : peers) peers_.emplace_back(peer, rivals);
     for (Peer& peer : peers_) peer.entered = peer.told_entered = peer.served_below = settings.first_seq;
+    context_.audience = Audience(settings.shape.ranks, settings.multicast.members);
 }
 
 // ---- the local rank ---------------------------------------------------------------------------------------
@@ -56,6 +76,7 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Te
         reports_.push_back(std::move(refused));
         return;
     }
+    serve_together(now);
     const Seq seq = next_seq_++;
     context_.repeat_time = settings_.resend ? kRepeatRoundTrips * median_rtt() : 0;
     Slot& slot = slot_of(seq);
@@ -116,7 +137,12 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
     const auto payload = datagram.subspan(wire::kHeaderBytes);
     if (header.type != wire::Type::kData && payload.size() > wire::kReportNumbers / 8)
         return reject(wire::Reject::kShape);
-    peer.arrivals.note(now, header);
+    const bool multicast = header.multicast();
+    if (multicast && header.type == wire::Type::kData)  // before its number counts for anything
+        if (const auto reason = check_shape(header, payload.size())) return reject(*reason);
+    Arrivals& arrivals = multicast ? peer.multicast_arrivals : peer.arrivals;
+    bool& feedback_due = multicast ? peer.multicast_feedback_due : peer.feedback_due;
+    arrivals.note(now, header);
     peer.heard_at = context_.heard_at = now;
     peer.quiet_ops = 0;
     if (context_.silent[header.source]) {
@@ -125,7 +151,7 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
     }
     peer.incast = header.incast;
     if (header.flags & wire::kReplyWanted) {
-        peer.feedback_due = true;
+        feedback_due = true;
         mark_ready(header.source);
     }
     switch (header.type) {
@@ -139,8 +165,8 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
             const auto cost =
                 static_cast<std::uint32_t>(wire::kHeaderBytes + wire::stated_payload_bytes(header)) +
                 kDatagramOverheadBytes;
-            if (2 * peer.arrivals.count(cost) >= settings_.window_bytes) {
-                peer.feedback_due = true;
+            if (2 * arrivals.count(cost) >= settings_.window_bytes) {
+                feedback_due = true;
                 mark_ready(header.source);
             }
             return on_data(now, header, payload);
@@ -173,16 +199,24 @@ void Endpoint::settle_path(Time now, const wire::Header& header, std::span<const
     const std::uint64_t lost_before = peer.path.lost_packets();
     peer.path.settle(now, header, missing, mean_rate());
     counters_.lost_packets += peer.path.lost_packets() - lost_before;
+    take_lost(peer);
+    mark_ready(header.source);
+}
+
+// Keep of what was lost what can still be used.
+void Endpoint::take_lost(Peer& peer) {
     std::erase_if(peer.path.lost(), [&](const Parcel& parcel) {
         return !settings_.resend || peer.left(parcel.seq) || !slots_.contains(parcel.seq);
     });
     for (const Parcel& parcel : peer.path.lost()) peer.served_below = std::min(peer.served_below, parcel.seq);
-    mark_ready(header.source);
 }
 
 void Endpoint::on_feedback(Time now, const wire::Header& header, std::span<const std::byte> missing) {
     Peer& peer = peers_[header.source];
-    settle_path(now, header, missing);
+    if (header.multicast())
+        settle_multicast(now, header, missing);
+    else
+        settle_path(now, header, missing);
     peer.goodbye_heard |= (header.flags & wire::kGoodbyeKnown) != 0;
     if (closing_ && !peer.gone && !peer.goodbye_heard) ask_later(now, peer);  // settle() has disarmed it
     note_entered(now, header.source, header.seq);
@@ -195,9 +229,12 @@ void Endpoint::on_goodbye(Time now, const wire::Header& header, std::span<const 
     note_entered(now, header.source, header.seq);
     peer.gone = true;
     peer.gone_seq = header.seq;
+    if (const int member = context_.audience.index(header.source); member >= 0)
+        context_.audience.present.reset(static_cast<std::size_t>(member));
     for (auto at = slots_.lower_bound(header.seq); at != slots_.end(); ++at)
         for (auto& op : at->second.variants) {
             op->abstain(header.source, now);
+            op->uncover(header.source);
             if (op->entered() && !op->finished()) op->forsake(header.source);
             settle(now, at->second, *op);
         }
@@ -234,7 +271,12 @@ void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std
     if (!op) return reject(wire::Reject::kLength);
     if (source_entered) cast_vote(now, slot, header.source, header.bucket_len);
     const std::uint32_t final_before = op->own_final();
-    if (const auto reason = deliver(now, slot, *op, header, payload)) return reject(*reason);
+    if (const auto reason = deliver(now, slot, *op, header, payload)) {
+        // The source sends it again when we have room, by unicast.
+        if (reason == wire::Reject::kPool && header.multicast())
+            peers_[header.source].multicast_arrivals.refuse(header.number);
+        return reject(*reason);
+    }
     op->count_received(wire::kHeaderBytes + payload.size());
     if (op->own_final() != final_before) mark_all_ready();
     settle(now, slot, *op);
@@ -259,7 +301,9 @@ std::optional<wire::Reject> Endpoint::deliver(Time now, Slot& slot, Op& op, cons
         return std::nullopt;
     }
     if (!op.holds()) {
-        Block block = room(op.layout().bucket_len, wire::Stage::kGather, op, now);
+        // Who multicasts may not have reckoned with our room: no contribution is given up for that.
+        const auto stage = header.multicast() ? wire::Stage::kScatter : wire::Stage::kGather;
+        Block block = room(op.layout().bucket_len, stage, op, now);
         if (!block) return wire::Reject::kPool;
         op.hold(std::move(block));
     }

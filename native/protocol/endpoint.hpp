@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "protocol/ballot.hpp"
+#include "protocol/group_path.hpp"
 #include "protocol/memory.hpp"
 #include "protocol/op.hpp"
 #include "protocol/peer.hpp"
@@ -25,6 +26,12 @@
 
 namespace tailcut {
 
+// Who hears our multicast, and the path to all of them. Without members there is none.
+struct MulticastSettings {
+    std::vector<Rank> members;
+    PeerSettings path;  // with the least of what the members grant; pool_bytes is not looked at
+};
+
 struct Settings {
     Shape shape;
     std::uint64_t group_tag = 0;
@@ -33,6 +40,7 @@ struct Settings {
     std::size_t pool_bytes = 0;
     std::uint32_t window_bytes = 0;  // each sender's share of our socket buffer
     Terms terms;                     // of ops that this rank has not entered
+    MulticastSettings multicast;
     Seq first_seq = 0;
     bool resend = true;  // what was lost, while its stage is open
     bool record_fates = false;
@@ -42,6 +50,7 @@ struct Settings {
 struct Counters {
     std::uint64_t received_packets = 0, received_bytes = 0;
     std::uint64_t sent_packets = 0, sent_bytes = 0;
+    std::uint64_t multicast_packets = 0;  // of these, sent once for many
     std::uint64_t feedback_packets = 0, feedback_bytes = 0, probe_packets = 0;
     std::uint64_t lost_packets = 0, resent_packets = 0;  // DATA found lost, and sent again
     std::uint64_t late_gather_packets = 0;               // rule 9: kept out of the result
@@ -85,6 +94,20 @@ private:
     };
     using Slots = std::map<Seq, Slot>;
 
+    // ---- multicast.cpp
+    Rank everybody() const { return settings_.shape.ranks; }  // as a destination
+    bool next_multicast(Time now, Outgoing& out);
+    bool may_multicast(Time now, Op& op);
+    bool most_have_room_for(Op& op);
+    void retract_multicast(Time now, const Outgoing& out);
+    void settle_multicast(Time now, const wire::Header& header, std::span<const std::byte> missing);
+    void ask_members(Time now);
+    void serve_apart(Time now, std::size_t member, Seq ops);
+    void serve_together(Time now);
+    void take_lost(Peer& peer);
+    bool& is_ready(Rank rank) { return rank == everybody() ? group_path_.ready : peers_[rank].ready; }
+    Time& wake_at(Rank rank) { return rank == everybody() ? group_path_.wake_at : peers_[rank].wake_at; }
+
     void reject(wire::Reject reason) { ++counters_.rejected[static_cast<std::size_t>(reason)]; }
     void on_feedback(Time now, const wire::Header& header, std::span<const std::byte> missing);
     void on_goodbye(Time now, const wire::Header& header, std::span<const std::byte> missing);
@@ -125,7 +148,7 @@ private:
     bool next_lost(Time now, Rank rank, Op& op, wire::Stage stage, Outgoing& out);
     void ask_later(Time now, Peer& peer);
     bool has_room_for(const Peer& peer, Seq seq) const;
-    void say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoing& out);
+    void say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoing& out, bool multicast = false);
     void mark_ready(Rank rank);
     void mark_all_ready();
 
@@ -133,6 +156,7 @@ private:
     Memory memory_;  // before the ops, whose blocks return to it
     OpContext context_;
     std::vector<Peer> peers_;
+    GroupPath group_path_;  // without members: idle for ever
     Shares shares_;
     Slots slots_;
     std::vector<std::uint64_t> recent_bytes_;  // by seq modulo its size: bucket bytes of recent ops

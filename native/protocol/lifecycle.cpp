@@ -93,9 +93,10 @@ void Endpoint::settle(Time now, Slot& slot, Op& op) {
 }
 
 void Endpoint::finish(Time now, Slot& slot, Op& op, Status status, Ending ending) {
-    const bool awaited = settings_.resend && std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-                             return peer.path.awaits(op.seq());
-                         });
+    const bool awaited =
+        settings_.resend && (group_path_.awaits(op.seq()) ||
+                             std::any_of(peers_.begin(), peers_.end(),
+                                         [&](const Peer& peer) { return peer.path.awaits(op.seq()); }));
     OpReport report = op.finish(now, status, ending, awaited, settings_.record_fates);
     note_presence(report);
     note_cuts(report);
@@ -127,10 +128,18 @@ void Endpoint::note_cuts(OpReport& report) {
         const auto since = [](std::uint64_t now, std::uint64_t& before) {
             return static_cast<std::uint32_t>(now - std::min(now, std::exchange(before, now)));
         };
-        report.sent_to_packets.push_back(since(peer.path.sent_packets(), peer.reported_sent));
-        report.sent_lost_packets.push_back(since(peer.path.lost_packets(), peer.reported_lost));
-        report.received_from_packets.push_back(since(peer.arrivals.came(), peer.reported_came));
-        report.received_lost_packets.push_back(since(peer.arrivals.missing(), peer.reported_missing));
+        std::uint64_t sent = peer.path.sent_packets(), lost = peer.path.lost_packets();
+        if (const int member = context_.audience.index(rank); member >= 0) {
+            sent += group_path_.settled_packets(static_cast<std::size_t>(member));
+            lost += group_path_.lost_packets(static_cast<std::size_t>(member));
+        }
+        const auto both = [&](auto count) {
+            return (peer.arrivals.*count)() + (peer.multicast_arrivals.*count)();
+        };
+        report.sent_to_packets.push_back(since(sent, peer.reported_sent));
+        report.sent_lost_packets.push_back(since(lost, peer.reported_lost));
+        report.received_from_packets.push_back(since(both(&Arrivals::came), peer.reported_came));
+        report.received_lost_packets.push_back(since(both(&Arrivals::missing), peer.reported_missing));
         if (report.silent[rank]) continue;
         scatter += report.scatter_missing[rank];
         gather += report.gather_missing[rank];
@@ -164,6 +173,7 @@ bool Endpoint::retired(Seq seq, const Op& op) const {
         return closing_;  // who has heard our goodbye waits for nothing of ours from here on
     if (!op.finished() && op.entered()) return false;
     if (!op.closed()) return false;
+    if (settings_.resend && group_path_.awaits(seq)) return false;
     for (Rank rank = 0; rank < peers_.size(); ++rank) {
         const Peer& peer = peers_[rank];
         if (rank == settings_.shape.self || peer.left(seq)) continue;
@@ -209,6 +219,7 @@ void Endpoint::note_entered(Time now, Rank rank, Seq entered) {
     if (entered <= peer.entered) return;
     peer.entered = entered;
     mark_ready(rank);
+    if (context_.audience.index(rank) >= 0) mark_ready(everybody());
     if (in_flight_ == 0) return;  // the next submit() will see it
     if (entered < next_seq_ || entered - next_seq_ <= settings_.window_ops) return;
     if (behind_ops() > settings_.window_ops) jump(now);
@@ -272,27 +283,33 @@ Time Endpoint::next_timer() const {
 }
 
 void Endpoint::advance(Time now) {
-    for (auto& [seq, slot] : slots_)
-        for (auto& op : slot.variants) {
-            if (const auto close = op->close_at(bounds_of(*op)); close.at <= now) {
-                op->close(now, close.ending);
-                mark_all_ready();
-                settle(now, slot, *op);
+    for (std::size_t silent = context_.silent_count;;) {
+        for (auto& [seq, slot] : slots_)
+            for (auto& op : slot.variants) {
+                if (const auto close = op->close_at(bounds_of(*op)); close.at <= now) {
+                    op->close(now, close.ending);
+                    mark_all_ready();
+                    settle(now, slot, *op);
+                }
+                if (const auto end = op->end_at(); end.at <= now) {
+                    const auto verdict = slot.ballot.judge(op->layout().bucket_len, true);
+                    const bool refused = verdict == Ballot::Verdict::kRefused;
+                    finish(now, slot, *op, refused ? Status::kLengthMismatch : Status::kDeadline, end.ending);
+                }
             }
-            if (const auto end = op->end_at(); end.at <= now) {
-                const auto verdict = slot.ballot.judge(op->layout().bucket_len, true);
-                const bool refused = verdict == Ballot::Verdict::kRefused;
-                finish(now, slot, *op, refused ? Status::kLengthMismatch : Status::kDeadline, end.ending);
-            }
-        }
+        // Who was found silent by it is not waited for: more may be due.
+        if (std::exchange(silent, context_.silent_count) >= context_.silent_count) break;
+    }
     for (; !wakes_.empty() && wakes_.top().first <= now; wakes_.pop()) {
-        Peer& peer = peers_[wakes_.top().second];
-        if (peer.wake_at != wakes_.top().first) continue;
-        peer.wake_at = kNever;
-        mark_ready(wakes_.top().second);
+        const auto [at, rank] = wakes_.top();
+        if (wake_at(rank) != at) continue;
+        wake_at(rank) = kNever;
+        mark_ready(rank);
     }
     if (now < next_probe_) return;
     next_probe_ = kNever;
+    if (group_path_.probe_at <= now) ask_members(now);
+    next_probe_ = group_path_.probe_at;
     for (Rank rank = 0; rank < peers_.size(); ++rank) {
         Peer& peer = peers_[rank];
         if (peer.path.probe_at <= now) {

@@ -155,7 +155,7 @@ bool Op::next_packet(Time now, Rank peer, Outgoing& out) {
     out = {};
     // Contributions come first: owners wait for the last of them, and means can use what they leave of the uplink. So
     // does the word that we have ended the op: it stops means that come too late.
-    const bool found = next_contribution(peer, out) || next_mean(peer, out);
+    const bool found = (unsent(peer) && next_contribution(peer, out)) || next_mean(peer, out);
     if (found) complete_header(now, peer, out);
     return found;
 }
@@ -182,6 +182,7 @@ bool Op::repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out) {
 
 void Op::complete_header(Time now, Rank peer, Outgoing& out) const {
     out.peer = peer;
+    if (peer == shape_.ranks) out.header.flags |= wire::kMulticast;
     out.header.seq = out.parcel.seq = seq_;
     out.header.bucket_len = out.parcel.bucket_len = layout_.bucket_len;
     out.parcel.stage = out.header.stage();

@@ -61,7 +61,8 @@ public:
     // own mean that was sent may have to be sent again.
     OpReport finish(Time now, Status status, Ending ending, bool awaited, bool record_fates);
 
-    // The next packet for the peer: contributions first, then means.
+    // The next packet for the peer: contributions first, then means. Here and below, a peer may also be the number of ranks:
+    // all whom multicast covers.
     bool next_packet(Time now, Rank peer, Outgoing& out);
     // One that was lost; false if it is of no use any more.
     bool repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out);
@@ -69,6 +70,10 @@ public:
     bool pending(Rank peer) const;
     bool owes(Rank peer) const { return unsent(peer); }  // some of its contribution
     bool served(Rank peer) const { return (!owned_ || owned_->served(peer)) && !unsent(peer); }
+    Audience::Set covered() const { return owned_ ? owned_->covered() : Audience::Set{}; }
+    void uncover(Rank peer) {
+        if (owned_) owned_->uncover(peer);
+    }
     bool closed() const { return !owned_ || owned_->closed(); }
     bool compacted() const { return !owned_ || owned_->compacted(); }
     bool is_history() const { return finished_ && owned_->pooled(); }
@@ -80,10 +85,11 @@ public:
         report_.sent_packets += sign;
         report_.sent_bytes += sign * (wire::kHeaderBytes + out.payload.size());
         report_.resent_packets += sign * out.again;
+        report_.multicast_packets += sign * out.header.multicast();
     }
 
 private:
-    bool unsent(Rank peer) const { return sent_[peer] < steps_[peer]; }
+    bool unsent(Rank peer) const { return peer < shape_.ranks && sent_[peer] < steps_[peer]; }
     bool next_mean(Rank peer, Outgoing& out);
     bool next_contribution(Rank peer, Outgoing& out);
     std::uint32_t put_mean(Rank peer, const Run& run, Outgoing& out);

@@ -20,7 +20,8 @@ OwnedShard::OwnedShard(const OpContext& context, std::uint32_t granules, std::un
       last_at_(shape_.ranks, -1),
       ripe_at_(shape_.ranks, -1),
       unripe_(shape_.ranks),
-      cursors_(shape_.ranks) {}
+      covered_(context.audience.present),
+      cursors_(shape_.ranks + 1u) {}
 
 void OwnedShard::enter(Time now, float* bucket_shard, bool contributing, int planes) {
     values_->leave_pool();
@@ -51,6 +52,7 @@ void OwnedShard::abstain(Rank rank, Time now) {
 
 void OwnedShard::end(Rank rank, Time now) {
     ended_[rank] = true;
+    uncover(rank);
     const bool all = std::count(ended_.begin(), ended_.end(), true) == shape_.ranks - 1;
     if (!all || closed()) return abstain(rank, now);
     for (GranuleSet& arrived : arrived_) arrived.keep_only(final_);
@@ -145,7 +147,8 @@ void OwnedShard::append(Run run) {
 
 std::optional<Run> OwnedShard::pending(Rank peer) const {
     const RunCursor at = cursors_[peer];
-    if (ended_[peer] || at.run >= runs_.size()) return std::nullopt;
+    if (peer == shape_.ranks ? covered_.none() : ended_[peer] || covers(peer)) return std::nullopt;
+    if (at.run >= runs_.size()) return std::nullopt;
     Run run = runs_[at.run];
     run.first += at.granule;
     if (run.first < run.last) return run;
@@ -158,6 +161,12 @@ void OwnedShard::advance(Rank peer, std::uint32_t granules) {
     const Run& run = runs_[at.run];
     if (run.first + at.granule == run.last) at = {at.run + 1, 0};
     at.granule += granules;
+}
+
+void OwnedShard::uncover(Rank peer) {
+    if (!covers(peer)) return;
+    covered_.reset(static_cast<std::size_t>(context_.audience.index(peer)));
+    cursors_[peer] = cursors_[shape_.ranks];
 }
 
 void OwnedShard::rewind(Rank peer, RunCursor to) { cursors_[peer] = to; }

@@ -51,7 +51,8 @@ public:
     const GranuleSet& arrived(Rank rank) const { return arrived_[rank]; }
     std::span<const Run> runs() const { return runs_; }
 
-    // Sending. `pending` is the next run to send to the peer, cut to what is left of it.
+    // Sending, to a peer or to all that multicast covers (as peer, the number of ranks): these have one cursor. `pending`
+    // is the next run to send, cut to what is left of it.
     std::optional<Run> pending(Rank peer) const;
     RunCursor cursor(Rank peer) const { return cursors_[peer]; }
     std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const {
@@ -60,7 +61,10 @@ public:
     void advance(Rank peer, std::uint32_t granules);
     void rewind(Rank peer, RunCursor to);
     bool ended(Rank peer) const { return ended_[peer]; }
-    bool served(Rank peer) const { return closed() && !pending(peer); }
+    bool served(Rank peer) const { return closed() && !pending(covers(peer) ? shape_.ranks : peer); }
+    const Audience::Set& covered() const { return covered_; }  // and not ended
+    // From here on it is served by unicast.
+    void uncover(Rank peer);
 
     // Once closed: keep the mean only, in `smaller`.
     std::size_t compact_floats() const { return values_->mean_floats(); }
@@ -74,6 +78,10 @@ private:
     void ripen(Rank rank, Time now);  // nothing of note is to come from it
     Time ripe_at() const;
     std::size_t majority() const { return (shape_.ranks + 1u) / 2u; }
+    bool covers(Rank peer) const {
+        const int index = context_.audience.index(peer);
+        return index >= 0 && covered_[static_cast<std::size_t>(index)];
+    }
 
     const OpContext& context_;
     const Shape& shape_;
@@ -97,7 +105,8 @@ private:
     bool non_finite_ = false;
 
     std::vector<Run> runs_;
-    std::vector<RunCursor> cursors_;  // by peer
+    Audience::Set covered_;           // served by multicast
+    std::vector<RunCursor> cursors_;  // by peer, then of multicast
     std::vector<Run> fresh_;          // scratch of settle_complete
 };
 

@@ -13,7 +13,7 @@ public:
 
     const PeerSettings settings;
     Path path;
-    Arrivals arrivals;
+    Arrivals arrivals, multicast_arrivals;
 
     // progress
     Seq entered = 0;       // ops it is known to have entered
@@ -28,9 +28,14 @@ public:
     int quiet_ops = 0;        // that ended in a row without a word from it
     std::uint8_t incast = 0;  // senders it accepts at once; 0: any number
 
+    // our multicast, if it is a member
+    Seq multicast_from = 0;    // ops before are for unicast: it had been too slow, or silent,
+    Time multicast_left = -1;  // since then
+
     // what to say next
     bool ready = false;     // in the endpoint's queue of peers with something to say
     Time wake_at = kNever;  // back into that queue: the pace holds its packets until then
+    bool multicast_feedback_due = false, multicast_probe_due = false;
     bool feedback_due = false, probe_due = false, goodbye_due = false, goodbye_heard = false;
 
     // packets, up to the last report

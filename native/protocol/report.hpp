@@ -77,6 +77,7 @@ struct OpReport {
     std::uint64_t sent_packets = 0, sent_bytes = 0;
     std::uint64_t received_packets = 0, received_bytes = 0;
     std::uint64_t trimmed_packets = 0, resent_packets = 0;
+    std::uint64_t multicast_packets = 0;  // sent once for many
 
     // With Settings::record_fates: which granules arrived.
     std::vector<GranuleSet> contributions;  // by rank, over the own shard

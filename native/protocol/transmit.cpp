@@ -12,8 +12,8 @@ constexpr std::size_t kBurstBytes = 60 * 1024;  // in a row to one peer: what on
 }  // namespace
 
 void Endpoint::mark_ready(Rank rank) {
-    if (rank == settings_.shape.self || peers_[rank].ready) return;
-    peers_[rank].ready = true;
+    if (rank == settings_.shape.self || is_ready(rank)) return;
+    is_ready(rank) = true;
     ready_.push_back(rank);
 }
 
@@ -21,12 +21,13 @@ void Endpoint::mark_ready(Rank rank) {
 void Endpoint::mark_all_ready() {
     for (std::size_t step = 1; step < peers_.size(); ++step)
         mark_ready(static_cast<Rank>((settings_.shape.self + step) % peers_.size()));
+    if (group_path_.active().any()) mark_ready(everybody());
 }
 
 bool Endpoint::transmit(Time now, Outgoing& out) {
     while (!ready_.empty()) {
         const Rank rank = ready_.front();
-        if (next_for(now, rank, out)) {
+        if (rank == everybody() ? next_multicast(now, out) : next_for(now, rank, out)) {
             ++counters_.sent_packets;
             counters_.sent_bytes += wire::kHeaderBytes + out.payload.size();
             burst_bytes_ += out.payload.size();
@@ -38,7 +39,7 @@ bool Endpoint::transmit(Time now, Outgoing& out) {
             return true;
         }
         ready_.pop_front();
-        peers_[rank].ready = false;
+        is_ready(rank) = false;
         burst_bytes_ = 0;
     }
     return false;
@@ -55,6 +56,11 @@ bool Endpoint::next_for(Time now, Rank rank, Outgoing& out) {
     if (peer.feedback_due || peer.probe_due) {
         say(now, rank, wire::Type::kFeedback, peer.probe_due, out);
         peer.feedback_due = peer.probe_due = false;
+        return true;
+    }
+    if (peer.multicast_feedback_due || peer.multicast_probe_due) {
+        say(now, rank, wire::Type::kFeedback, peer.multicast_probe_due, out, true);
+        peer.multicast_feedback_due = peer.multicast_probe_due = false;
         return true;
     }
     if (next_data(now, rank, out)) return true;
@@ -182,19 +188,24 @@ bool Endpoint::has_room_for(const Peer& peer, Seq seq) const {
     return needed <= peer.settings.pool_bytes;
 }
 
-void Endpoint::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoing& out) {
+void Endpoint::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoing& out, bool multicast) {
     Peer& peer = peers_[rank];
     out = {};
     out.peer = rank;
     out.header.type = type;
-    out.header.flags = (reply_wanted ? wire::kReplyWanted : 0) | (peer.gone ? wire::kGoodbyeKnown : 0);
+    out.header.flags = (reply_wanted ? wire::kReplyWanted : 0) | (peer.gone ? wire::kGoodbyeKnown : 0) |
+                       (multicast ? wire::kMulticast : 0);
     out.header.group_tag = settings_.group_tag;
     out.header.source = settings_.shape.self;
     out.header.seq = type == wire::Type::kGoodbye ? goodbye_seq_ : next_seq_;
     out.header.incast = terms_.incast;
-    peer.path.stamp(now, out.header);
+    if (multicast)
+        group_path_.stamp(now, out.header);
+    else
+        peer.path.stamp(now, out.header);
     Arrivals::Missing missing;
-    if (const std::size_t bytes = peer.arrivals.report(out.header, missing)) {
+    Arrivals& arrivals = multicast ? peer.multicast_arrivals : peer.arrivals;
+    if (const std::size_t bytes = arrivals.report(out.header, missing)) {
         const auto keeper = std::make_shared<const Arrivals::Missing>(missing);
         out.payload = std::span(*keeper).first(bytes);
         out.keeper = keeper;
@@ -207,16 +218,17 @@ void Endpoint::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outg
 }
 
 void Endpoint::retract(Time now, const Outgoing& out) {
-    Peer& peer = peers_[out.peer];
     --counters_.sent_packets;
     counters_.sent_bytes -= wire::kHeaderBytes + out.payload.size();
+    if (out.peer == everybody()) return retract_multicast(now, out);
+    Peer& peer = peers_[out.peer];
     if (out.header.type != wire::Type::kData) {
         const bool reply_wanted = out.header.flags & wire::kReplyWanted;
         --counters_.feedback_packets;
         counters_.feedback_bytes -= wire::kHeaderBytes + out.payload.size();
         counters_.probe_packets -= reply_wanted;
-        peer.feedback_due = true;
-        peer.probe_due |= reply_wanted;
+        (out.header.multicast() ? peer.multicast_feedback_due : peer.feedback_due) = true;
+        (out.header.multicast() ? peer.multicast_probe_due : peer.probe_due) |= reply_wanted;
         peer.goodbye_due |= out.header.type == wire::Type::kGoodbye;
     } else {
         peer.path.unsent(now);

@@ -15,7 +15,7 @@ OpContext::OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::P
       elided(elided),
       silent(shape.ranks) {
     gather_limits = this->limits[shape.self];
-    for (Rank peer = 0; peer < shape.ranks; ++peer) {
+    for (std::size_t peer = 0; peer < this->limits.size(); ++peer) {
         if (peer == shape.self) continue;
         const codec::PacketLimits& each = this->limits[peer];
         std::uint32_t& payload = gather_limits.payload_bytes;

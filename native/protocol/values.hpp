@@ -12,6 +12,7 @@
 
 #include "codec/packet_limits.hpp"
 #include "codec/send_order.hpp"
+#include "protocol/audience.hpp"
 #include "protocol/granules.hpp"
 #include "protocol/memory.hpp"
 #include "protocol/parcel.hpp"
@@ -34,7 +35,7 @@ struct RunCursor {
 // A packet on its way out. The payload points into the bucket, into the op's memory or into `keeper`: it is valid until
 // the endpoint is handed anything, a datagram, an op or the time.
 struct Outgoing {
-    Rank peer = 0;
+    Rank peer = 0;  // the number of ranks: all that hear our multicast
     wire::Header header;
     std::span<const std::byte> payload;
     Parcel parcel;                       // what it is, to make it again if it is lost
@@ -50,15 +51,16 @@ struct OpContext {
 
     Shape shape;
     wire::Codec codec;
-    std::vector<codec::PacketLimits> limits;  // by peer
+    std::vector<codec::PacketLimits> limits;  // by peer, then of multicast, if there is any
     codec::PacketLimits gather_limits;        // the least of all: a mean is encoded once, for everybody
     Memory& memory;
     bool elided;               // values are not there (elided_values.hpp)
     std::vector<bool> silent;  // by rank: nothing was heard of it for several ops
     std::size_t silent_count = 0;
     Time heard_at = -1;  // of anybody
-    Duration repeat_time =
-        0;  // what it takes to find a packet lost and send it again, twice; 0: that is not done
+    // What it takes to find a packet lost and send it again, twice; 0: that is not done.
+    Duration repeat_time = 0;
+    Audience audience;  // of our multicast
     // Of a packet with so many planes; 0 planes in raw.
     std::uint32_t granules(const codec::PacketLimits& within, int planes) const {
         return std::max(1u, within.granules(codec, planes));

@@ -216,7 +216,8 @@ void Network::plan_burst(Rank host) {
     const Bursts& bursts = spec_.bursts;
     hosts_[host].burst_left = bursts.bytes;
     auto gap = static_cast<double>(bursts.gap_min) + drawn * static_cast<double>(bursts.gap_mean);
-    if (first && bursts.gap_mean > 0) gap *= unit(mix(place ^ mix(~spec_.seed)));  // as if they had always been there
+    if (first && bursts.gap_mean > 0)
+        gap *= unit(mix(place ^ mix(~spec_.seed)));  // as if they had always been there
     schedule(now_ + static_cast<Duration>(gap), Kind::kBurst, host);
 }
 

@@ -34,9 +34,10 @@ enum Offset : std::size_t {
 };
 
 std::uint8_t known_flags(std::uint8_t type) {
-    return kReplyWanted | (type == static_cast<std::uint8_t>(Type::kData)
-                               ? kGatherStage | kEmpty | kNonFinite | kLastPart | kOver
-                               : kGoodbyeKnown);
+    if (type == static_cast<std::uint8_t>(Type::kData))
+        return kReplyWanted | kGatherStage | kEmpty | kNonFinite | kLastPart | kOver | kMulticast;
+    return kReplyWanted | kGoodbyeKnown |
+           (type == static_cast<std::uint8_t>(Type::kFeedback) ? kMulticast : 0);
 }
 
 bool known_codec(std::uint8_t type, std::uint8_t codec, std::uint8_t planes) {
@@ -139,6 +140,7 @@ Parsed parse(std::span<const std::byte> datagram) {
     (data ? header.gain_full : header.share) = get<std::uint16_t>(datagram, kAtGainFull);
     header.gain_one = get<std::uint16_t>(datagram, kAtGainOne);
     if (!sound_scale(header)) return refuse(Reject::kShape);
+    if (data && header.multicast() && header.stage() != Stage::kGather) return refuse(Reject::kShape);
     parsed.ok = true;
     return parsed;
 }

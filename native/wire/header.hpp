@@ -30,6 +30,8 @@ enum Flag : std::uint8_t {
     kGoodbyeKnown = 1,  // the destination's GOODBYE has been heard
     // all
     kReplyWanted = 8,  // answer at once
+    // DATA of GATHER, FEEDBACK
+    kMulticast = 32,  // its number, and what it reports, is of those that a source counts for all its members
 };
 // Why a datagram was dropped. Everything from the network ends in exactly one of these or is used.
 enum class Reject : std::uint8_t {
@@ -55,7 +57,7 @@ struct Header {
     std::uint8_t flags = 0;
     std::uint8_t incast = 0;      // senders the source accepts at once; 0: unstated
     std::uint64_t group_tag = 0;  // 48 bits
-    std::uint16_t number = 0;     // of the datagram, counted per source and destination
+    std::uint16_t number = 0;     // of the datagram, counted per source and destination, or see kMulticast
     std::uint16_t source = 0;
     std::uint16_t shard = 0;
     std::uint32_t seq =
@@ -80,6 +82,7 @@ struct Header {
 
     Stage stage() const { return flags & kGatherStage ? Stage::kGather : Stage::kScatter; }
     bool empty() const { return flags & kEmpty; }
+    bool multicast() const { return flags & kMulticast; }
 };
 
 using HeaderBytes = std::array<std::byte, kHeaderBytes>;

@@ -153,6 +153,8 @@ class Group:
                 (int(ipaddress.IPv4Address(route.address)), card.ports[index])
                 for card, route in zip(roster.cards, roster.routes, strict=True)
             ],
+            members=roster.multicast.members,
+            group_path=_group_path(self.config, roster),
         )
 
     def allreduce(self, array: npt.NDArray[np.float32], key: Hashable = None) -> Work:
@@ -203,6 +205,7 @@ class Group:
                 totals.rejected[reason] = totals.rejected.get(reason, 0) + count
             totals.sent_packets += lane.protocol.sent_packets
             totals.sent_bytes += lane.protocol.sent_bytes
+            totals.multicast_packets += lane.protocol.multicast_packets
             totals.received_packets += lane.protocol.received_packets
             totals.received_bytes += lane.protocol.received_bytes
             totals.uncorrected_packets += lane.uncorrected_packets
@@ -330,6 +333,21 @@ def _codec(config: Config, roster: Roster) -> str:
 def _trim_payload_bytes(config: Config, route: Route) -> int:
     """What a switch may leave of a payload on the way; 0 where there is none."""
     return 0 if is_loopback(route.address) else trimmed_payload_bytes(config.trim_bytes)
+
+
+def _group_path(config: Config, roster: Roster) -> _native.PeerSettings | None:
+    """The path to all that hear our multicast: what the least of them grants."""
+    multicast = roster.multicast
+    if not multicast.members:
+        return None
+    cards = [roster.cards[member] for member in multicast.members]
+    return _native.PeerSettings(
+        min(card.window_bytes for card in cards),
+        min(card.pool_bytes for card in cards),
+        multicast.payload_bytes,
+        _trim_payload_bytes(config, Route(multicast.interface, multicast.payload_bytes)),
+        paced=not is_loopback(multicast.interface),
+    )
 
 
 def _receive_trimmed(lanes: list[_native.UdpLane]) -> str:

@@ -84,6 +84,8 @@ class Report:
     trimmed_packets: int = 0
     resent_packets: int = 0
     """Sent again because the receiver reported them lost, while the stage was open."""
+    multicast_packets: int = 0
+    """Of those sent: one datagram for many ranks."""
 
     scatter_ended_by: Ending = "all"
     """What closed SCATTER of this rank's own shard."""
@@ -195,6 +197,7 @@ def _from_native(native: _native.OpReport, rank: int) -> Report:
         received_packets=native.received_packets,
         trimmed_packets=native.trimmed_packets,
         resent_packets=native.resent_packets,
+        multicast_packets=native.multicast_packets,
         scatter_ended_by=_ENDINGS[native.scatter_ended_by.name],
         gather_ended_by=_ENDINGS[native.gather_ended_by.name],
         entered_s=since_entry(native.peer_entered_at),

@@ -79,6 +79,9 @@ class Scenario(Network):
     """Lost packets are sent again while their stage is open."""
     paced: bool = False
     """Senders find and keep the rate of each path."""
+    multicast: bool = False
+    """Every rank hears every other's multicast, but for the ``deaf`` ones."""
+    deaf: Sequence[int] = ()
     planes_by_rank: Mapping[int, int] = field(default_factory=dict)
     """Ranks that send with other planes than ``planes``."""
     trim_bytes: int = 0
@@ -168,9 +171,10 @@ def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _na
     scenario.fill(spec)
     for name in (
         *("ranks", "socket_buffer_bytes", "pool_bytes", "window_ops", "first_seq", "depth"),
-        *("record", "elided", "resend", "paced"),
+        *("record", "elided", "resend", "paced", "multicast"),
     ):
         setattr(spec, name, getattr(scenario, name))
+    spec.deaf = list(scenario.deaf)
     spec.payload_bytes = scenario.packet_bytes
     spec.codec = CODEC_IDS[scenario.codec]
     spec.trim_payload_bytes = trimmed_payload_bytes(scenario.trim_bytes)

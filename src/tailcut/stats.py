@@ -41,6 +41,8 @@ class Stats:
     received_bytes: int = 0
     sent_packets: int = 0
     received_packets: int = 0
+    multicast_packets: int = 0
+    """Of those sent: one datagram for many ranks."""
     uncorrected_packets: int = 0
     """Received ones that a switch has trimmed without correcting their lengths."""
     late_gather_packets: int = 0

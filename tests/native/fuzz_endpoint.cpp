@@ -99,7 +99,7 @@ struct Datagram {
 class Host {
 public:
     Host(const Settings& settings, const std::vector<PeerSettings>& peers)
-        : endpoint(settings, peers), settings_(settings), peers_(peers), stamps_(peers.size()) {}
+        : endpoint(settings, peers), settings_(settings), peers_(peers), stamps_(peers.size() + 1) {}
 
     void submit(Time now, std::uint32_t length, const Terms& terms);
     void receive(Time now, std::span<const std::byte> bytes);
@@ -125,7 +125,7 @@ private:
     const std::vector<PeerSettings> peers_;
     std::map<Ticket, Bucket> buckets_;
     std::size_t submitted_bytes_ = 0;
-    std::vector<std::uint32_t> stamps_;                      // by peer: the last one sent
+    std::vector<std::uint32_t> stamps_;                      // by peer, then of multicast: the last one sent
     std::uint64_t kept_packets_ = 0;                         // transmitted and not retracted
     std::vector<std::pair<Ticket, std::size_t>> in_flight_;  // ops whose shard may be outside, and its floats
     std::size_t in_flight_floats_ = 0, in_flight_peak_ = 0;
@@ -208,22 +208,28 @@ void Host::take_reports() {
 
 std::vector<Datagram> Host::transmit(Time now, std::size_t most, std::size_t retracted) {
     std::vector<Outgoing> batch;
-    std::vector<Datagram> datagrams;
+    std::vector<std::vector<std::byte>> sent;
     Outgoing out;
     while (batch.size() < most && endpoint.transmit(now, out)) {
         check_outgoing(out);
         const wire::HeaderBytes head = wire::pack(out.header);
-        datagrams.push_back({out.peer, {head.begin(), head.end()}});
-        datagrams.back().bytes.insert(datagrams.back().bytes.end(), out.payload.begin(), out.payload.end());
+        sent.emplace_back(head.begin(), head.end());
+        sent.back().insert(sent.back().end(), out.payload.begin(), out.payload.end());
         batch.push_back(out);
     }
     for (; retracted > 0 && !batch.empty(); --retracted) {
         endpoint.retract(now, batch.back());
         batch.pop_back();
-        datagrams.pop_back();
+        sent.pop_back();
     }
     kept_packets_ += batch.size();
     MUST(endpoint.counters().sent_packets == kept_packets_);
+    std::vector<Datagram> datagrams;
+    for (std::size_t k = 0; k < batch.size(); ++k)
+        if (batch[k].peer < settings_.shape.ranks)
+            datagrams.push_back({batch[k].peer, std::move(sent[k])});
+        else
+            for (const Rank member : settings_.multicast.members) datagrams.push_back({member, sent[k]});
     return datagrams;
 }
 
@@ -232,7 +238,11 @@ void Host::check_outgoing(const Outgoing& out) {
     const wire::Header& header = parsed.header;
     MUST(parsed.ok);
     MUST(header.group_tag == kTag && header.source == settings_.shape.self);
-    MUST(out.peer < settings_.shape.ranks && out.peer != settings_.shape.self);
+    const bool multicast = out.peer == settings_.shape.ranks;
+    MUST(out.peer < settings_.shape.ranks + !settings_.multicast.members.empty());
+    MUST(out.peer != settings_.shape.self);
+    MUST(!multicast || (header.type == wire::Type::kData && header.stage() == wire::Stage::kGather));
+    MUST(header.type != wire::Type::kData || header.multicast() == multicast);
     MUST(stamps_[out.peer] == 0 || !after(stamps_[out.peer], header.stamp_us));
     MUST(header.stamp_us != 0);
     stamps_[out.peer] = header.stamp_us;
@@ -255,7 +265,7 @@ void Host::check_data(const wire::Header& header, const Outgoing& out) const {
     MUST(header.first % kGranule == 0 && header.first + std::uint64_t{header.count} <= length);
     MUST(header.count % kGranule == 0 || header.first + header.count == length);
     MUST(header.empty() || header.codec == settings_.codec);
-    MUST(out.payload.size() <= peers_[out.peer].limits.payload_bytes);
+    MUST(out.payload.size() <= peers_[out.peer % shape.ranks].limits.payload_bytes);
     MUST(header.seq < endpoint.next_seq() || header.seq - endpoint.next_seq() < settings_.window_ops);
 }
 
@@ -328,6 +338,9 @@ Group::Group(Script& script) : script_(script) {
                                           {settings.window_bytes, pool_bytes_, packets, group % 3 == 0});
     for (Rank rank = 0; rank < ranks_; ++rank) {
         settings.shape = {rank, ranks_, seed_};
+        settings.multicast = {{}, peers[rank]};
+        for (Rank other = times / 64 % 2; times / 32 % 2 && other < ranks_; ++other)  // rank 0 may be deaf
+            if (other != rank) settings.multicast.members.push_back(other);
         hosts_.push_back(std::make_unique<Host>(settings, peers));
     }
 }
@@ -410,7 +423,11 @@ wire::Header Group::any_header(Rank destination) {
     header.first = run % 16 * (kGranule / 2);
     header.echo_us = script_.take<std::uint16_t>() * 64u;
     header.count = static_cast<std::uint16_t>(run / 16 * kGranule + (run % 3 == 0 ? script_.below(64) : 0));
-    header.stamp_us = static_cast<std::uint32_t>(now_ / kMicrosecond) + script_.below(64);
+    const std::uint32_t ahead = script_.below(64);
+    header.stamp_us = static_cast<std::uint32_t>(now_ / kMicrosecond) + ahead;
+    header.latest = static_cast<std::uint16_t>(header.echo_us / 64 % 32);
+    header.number = static_cast<std::uint16_t>(header.latest + ahead % 3);
+    if (ahead % 4 == 3) header.flags |= wire::kMulticast;
     header.entry_us = kind >= 192 ? wire::kNotEntered : script_.take<std::uint16_t>();
     if (header.type != wire::Type::kData || codec_ == wire::Codec::kRaw) return header;
     header.codec = codec_;

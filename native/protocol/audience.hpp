@@ -1,0 +1,33 @@
+// Who hears a rank's multicast. Members have an index of their own, so that a set of them is a few words.
+#pragma once
+
+#include <bitset>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "protocol/types.hpp"
+
+namespace tailcut {
+
+struct Audience {
+    static constexpr std::size_t kMost = 256;  // the others are served by unicast
+    using Set = std::bitset<kMost>;
+
+    Audience() = default;
+    Audience(Rank group_size, std::vector<Rank> members) : ranks(std::move(members)) {
+        if (ranks.size() > kMost) ranks.resize(kMost);
+        if (!ranks.empty()) indices.assign(group_size, -1);
+        for (std::size_t k = 0; k < ranks.size(); ++k) {
+            indices[ranks[k]] = static_cast<std::int16_t>(k);
+            present.set(k);
+        }
+    }
+    int index(Rank rank) const { return rank < indices.size() ? indices[rank] : -1; }  // -1: no member
+
+    std::vector<Rank> ranks;            // by index
+    std::vector<std::int16_t> indices;  // by rank; empty if there are no members
+    Set present;                        // whom ops that begin now serve by multicast
+};
+
+}  // namespace tailcut
