@@ -318,6 +318,23 @@ void bind_udp(nb::module_& m) {
         .def("abandon", &UdpLane::abandon);
 }
 
+// For tests, which put a bottleneck of their own around it.
+void bind_pacing(nb::module_& m) {
+    nb::class_<RateControl>(m, "RateControl")
+        .def(nb::init<std::uint32_t, Rank>(), "packet_bytes"_a, "rivals"_a)
+        .def(
+            "learn",
+            [](RateControl& rate, Time now_ns, Duration rtt_ns, Duration delay_ns, Duration span_ns,
+               std::uint64_t delivered_bytes, std::uint64_t lost_bytes) {
+                rate.learn(now_ns, {rtt_ns, delay_ns, span_ns, delivered_bytes, lost_bytes, 1.0, 1.0});
+            },
+            "now_ns"_a, "rtt_ns"_a, "delay_ns"_a, "span_ns"_a, "delivered_bytes"_a, "lost_bytes"_a)
+        .def("push_back", &RateControl::push_back, "now_ns"_a)
+        .def("limited", &RateControl::limited)
+        .def_prop_ro("bytes_per_s", &RateControl::bytes_per_s)
+        .def("most_in_flight", &RateControl::most_in_flight, "now_ns"_a);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -327,5 +344,6 @@ NB_MODULE(_native, m) {
     bind_codec(m);
     bind_reports(m);
     bind_udp(m);
+    bind_pacing(m);
     bind_sim(m);
 }

@@ -189,7 +189,7 @@ double Endpoint::mean_rate() const {
     double sum = 0;
     int paths = 0;
     for (const Peer& peer : peers_)
-        if (peer.path.in_flight()) sum += peer.path.rate().bytes_per_s(), ++paths;
+        if (peer.path.in_flight() && peer.path.rate().known()) sum += peer.path.rate().bytes_per_s(), ++paths;
     return paths > 0 ? sum / paths : 0;
 }
 

@@ -13,13 +13,14 @@ constexpr Duration kAssumedRtt = kMillisecond;
 constexpr Duration kQuantum = kMillisecond / 2;
 constexpr std::uint32_t kMostQuantumBytes = 60 * 1024;  // what one segmented send can take
 
-// The queue that a sender aims at: what 48 kB take at its own rate, but at most 2 ms, which is a third of a switch port
-// of 150 kB at 200 Mbit/s, or on slow links 4 packets; and not less than a quarter of the round trip, in which it
-// cannot react.
-constexpr double kTargetBytes = 48 * 1024, kTargetPackets = 4;
-constexpr Duration kTarget = 2 * kMillisecond, kMostTarget = 8 * kMillisecond;
-constexpr Duration kLeastTarget = 50 * kMicrosecond;
+// A sender aims at so many bytes of its own in the queue, whatever its rate: then shares of a port are equal, among
+// tailcut's senders as with a TCP flow. All senders of a group into one port together want 96 kB, two thirds of a
+// shallow port of 150 kB. In time that is at most 16 ms, on slow links too, and not less than a quarter of the round
+// trip, in which nothing can react.
+constexpr double kTargetInPort = 96 * 1024, kTargetPackets = 2;
+constexpr Duration kMostTarget = 16 * kMillisecond, kLeastTarget = 50 * kMicrosecond;
 constexpr Duration kForgottenCap = 1000 * kMillisecond;
+constexpr Duration kCapRecovers = 64;  // decisions to double: probing a shallow queue costs packets
 // A queue grows and drains steadily; what jumps more from one FEEDBACK to the next are hosts that do not get to run. The
 // target rises above such jumps, or a busy host would look like a full queue.
 constexpr Duration kJumps = 3, kMostJumps = 20 * kMillisecond;
@@ -27,15 +28,21 @@ constexpr Duration kJumps = 3, kMostJumps = 20 * kMillisecond;
 constexpr Duration kBasePeriod = 10 * 1000 * kMillisecond;   // paths change: an older minimum is forgotten
 constexpr double kCongestiveLoss = 0.05, kHeavyLoss = 0.15;  // a lossy link is not a full one
 constexpr double kLossPackets = 200;                         // over which loss is averaged
+constexpr double kLeastPackets =
+    4;                              // that a decision is made on: the arrivals of fewer say nothing of a rate
 constexpr double kGain = 0.25;      // of the rate, for a queue of nothing or of twice the target
 constexpr double kYield = 0.5;      // towards equal shares: the power of their ratio
 constexpr double kMostDrop = 0.5;   // of the rate at once
 constexpr int kCrowdedRounds = 10;  // with a queue that halving the rate does not drain
+// CUBIC's (RFC 9438), so that a share is what one TCP flow would have.
+constexpr double kCubic = 0.4, kCubicDrop = 0.7;
+constexpr double kCubicLoss = 0.005;  // one packet of kLossPackets
 
 }  // namespace
 
 RateControl::RateControl(std::uint32_t packet_bytes, Rank rivals)
     : packet_bytes_(packet_bytes),
+      target_bytes_(std::max(kTargetPackets * packet_bytes, kTargetInPort / std::max(1, int{rivals}))),
       start_bytes_(packet_bytes_ *
                    std::clamp(kFirstInPort / std::max(1, int{rivals}), 2, int{kFirstPackets})),
       rate_(start_bytes_ / static_cast<double>(kAssumedRtt) * kSecond) {}
@@ -55,11 +62,9 @@ std::uint32_t RateControl::quantum_bytes() const {
 }
 
 Duration RateControl::target() const {
-    const auto own = static_cast<Duration>(kTargetBytes / rate_ * kSecond);
-    const auto few = static_cast<Duration>(kTargetPackets * packet_bytes_ / rate_ * kSecond);
-    const Duration most = std::clamp(few, kTarget, kMostTarget);
-    const Duration wanted =
-        std::max({base_rtt_ / 4, std::min(own, most), std::min(kJumps * jumps_, kMostJumps), kLeastTarget});
+    const auto own = static_cast<Duration>(target_bytes_ / rate_ * kSecond);
+    const Duration wanted = std::max(
+        {base_rtt_ / 4, std::min(own, kMostTarget), std::min(kJumps * jumps_, kMostJumps), kLeastTarget});
     return std::min(wanted, target_cap_);
 }
 
@@ -78,17 +83,22 @@ void RateControl::learn(Time now, const Sample& sample) {
     srtt_ = srtt_ == 0 ? sample.rtt : srtt_ + (sample.rtt - srtt_) / 8;
     base_rtt_ = base_rtt_ == 0 ? sample.rtt : std::min(base_rtt_, sample.rtt);
     keep_base(now, sample.delay);
-    if (srtt_ != sample.rtt) jumps_ += (std::abs(sample.delay - delay_) - jumps_) / 16;
+    if (!starting_) jumps_ += (std::abs(sample.delay - delay_) - jumps_) / 16;
     delay_ = sample.delay;
     const bool first = sum_.rtt == 0;
     sum_.rtt = sample.rtt;
-    sum_.delay = first ? sample.delay : std::min(sum_.delay, sample.delay);
+    // What is sent in bursts finds the queue that it makes with its last packets; later, the least is the queue that stays.
+    sum_.delay = first       ? sample.delay
+                 : starting_ ? std::max(sum_.delay, sample.delay)
+                             : std::min(sum_.delay, sample.delay);
     sum_.span += sample.span;
     if (sample.span > 0) sum_.delivered_bytes += sample.delivered_bytes;
     sum_.lost_bytes += sample.lost_bytes;
     sum_.receiver_share = sample.receiver_share;
     sum_.sender_share = sample.sender_share;
-    if (sum_.span <= 0 || now - decided_at_ < (starting_ ? srtt_ : srtt_ / 2)) return;
+    const auto bytes = static_cast<double>(sum_.delivered_bytes + sum_.lost_bytes);
+    if (sum_.span <= 0 || bytes < kLeastPackets * packet_bytes_) return;
+    if (now - decided_at_ < (starting_ ? srtt_ : srtt_ / 2)) return;
     decide(now);
     sum_ = {};
     limited_ = false;
@@ -104,34 +114,40 @@ void RateControl::decide(Time now) {
     const double loss = recent_lost_ / std::max(recent_bytes_, kLossPackets / 2 * packet_bytes_);
     const bool overrun = loss > kHeavyLoss || (loss > kCongestiveLoss && queue_ > target() / 4);
     if (overrun) {
-        target_cap_ = std::max(kLeastTarget, target() / 2);
-        recent_lost_ = 0;  // answered
+        target_cap_ = std::max({kLeastTarget, target() / 2, queue_ / 2});  // it had room for that much
+        recent_lost_ = 0;                                                  // answered
     } else if (target_cap_ != kNever) {
-        target_cap_ = target_cap_ < kForgottenCap ? target_cap_ + target_cap_ / 32 : kNever;
+        target_cap_ = target_cap_ < kForgottenCap ? target_cap_ + target_cap_ / kCapRecovers : kNever;
     }
     // A span in which little was sent tells nothing of what the path carries.
     const double delivered =
         static_cast<double>(sum_.delivered_bytes) / static_cast<double>(sum_.span) * kSecond;
-    if (limited_ && sum_.delivered_bytes > 0)
+    const bool full = limited_ && starved_ == 0;
+    starved_ = std::max(0, starved_ - 1);
+    if ((full || (limited_ && delivered > delivered_)) && sum_.delivered_bytes > 0)
         delivered_ = delivered_ == 0 ? delivered : (delivered_ + delivered) / 2;
     const bool congested = queue_ > target() || overrun;
 
     if (starting_) return start_up(congested);
-    if (!congested) crowded_ = competing_ = 0;
+    if (!congested) crowded_ = 0, competing_ = false;
     if (competing_) return compete(now, loss);
     if (!limited_ && (!congested || now - lowered_at_ < srtt_)) return;
     lowered_at_ = now;
     if (congested && crowded_++ == 0) crowded_from_ = rate_;
     const double excess = static_cast<double>(queue_) / static_cast<double>(target()) - 1;
-    const double rounds =
-        std::min(1.0, static_cast<double>(now - decided_at_) / static_cast<double>(srtt_ + 1));
-    const double change = std::clamp(-kGain * excess, -kMostDrop, kGain);
+    const double round = static_cast<double>(srtt_ + 1);
+    const double rounds = std::min(1.0, static_cast<double>(now - decided_at_) / round);
+    // The queue follows the rate a round trip later: what changes faster than in two of them oscillates.
+    const double gain = kGain * std::min(1.0, 2 * static_cast<double>(target()) / round);
+    const double change = overrun ? -kGain : std::clamp(-gain * excess, -kMostDrop, kGain);
     const double fair = std::clamp(std::pow(sum_.receiver_share * sum_.sender_share, -kYield), 0.8, 1.25);
-    const double wanted = (limited_ ? delivered_ : rate_) * (overrun ? 1 - kGain : 1 + change) * fair;
-    // A rate that makes no queue is not too high, however little was there to be sent.
-    rate_ = (congested || fair < 1 ? std::min(rate_, wanted) : std::max(rate_, wanted)) +
-            rounds * packet_bytes_ / static_cast<double>(srtt_ + 1) * kSecond;
-    competing_ = crowded_ >= kCrowdedRounds && rate_ < kMostDrop * crowded_from_;
+    const double wanted = (full ? delivered_ : rate_) * (1 + change) * fair;
+    // A rate that makes no queue is not too high, however little came: a host that did not get to run delivers little.
+    rate_ = congested && full       ? wanted
+            : congested || fair < 1 ? std::min(rate_, wanted)
+                                    : std::max(rate_, wanted);
+    rate_ += rounds * packet_bytes_ / round * kSecond;
+    if (crowded_ >= kCrowdedRounds && rate_ < kMostDrop * crowded_from_) begin_to_compete(now);
 }
 
 void RateControl::start_up(bool congested) {
@@ -146,12 +162,27 @@ void RateControl::start_up(bool congested) {
         rate_ = std::min(rate_, delivered_);
 }
 
+// From half of what it had before the other came, at the plateau of CUBIC's curve.
+void RateControl::begin_to_compete(Time now) {
+    competing_ = true;
+    rate_ = kMostDrop * crowded_from_;
+    peak_packets_ = rate_ * static_cast<double>(srtt_) / kSecond / packet_bytes_;
+    peak_at_ = now;
+    recent_lost_ = 0;
+}
+
+// As CUBIC, whose window is here what is in flight; after a loss it looks whether the other is still there.
 void RateControl::compete(Time now, double loss) {
-    if (now - lowered_at_ < srtt_) return;
-    lowered_at_ = now;
-    const bool backing_off = loss > kCongestiveLoss;
-    if (backing_off) recent_lost_ = 0;  // answered
-    rate_ = backing_off ? 0.7 * rate_ : std::min(rate_ * 1.0625, 2 * delivered_ + packet_bytes_);
+    const double round_s = static_cast<double>(srtt_ + 1) / kSecond;
+    if (loss > kCubicLoss) {
+        competing_ = false;
+        crowded_ = kCrowdedRounds / 2;
+        crowded_from_ = kCubicDrop / kMostDrop * rate_;
+        recent_lost_ = 0;  // answered
+        return;
+    }
+    const double since_s = static_cast<double>(now - peak_at_) / kSecond;
+    rate_ = (peak_packets_ + kCubic * since_s * since_s * since_s) * packet_bytes_ / round_s;
 }
 
 void RateControl::push_back(Time now) {

@@ -3,12 +3,12 @@
 // Every FEEDBACK says when datagrams came and the least one-way delay among them; above the least ever seen, that is
 // the queue on the way, whatever the clocks say and however long the way back is. The rate is what was delivered, and
 // a part more while the queue is shorter than its target, a part less while it is longer, and a packet a round trip
-// more in any case. That keeps a standing queue of the target, so the bottleneck is busy. Receivers tell each sender
-// how its share compares with the others', and a sender knows that of each of its own paths: who has more yields some
-// to who has less, so that shares of a port or of an uplink become equal within a few round trips, as it takes for a
-// bucket to be through everywhere at the same time. Loss alone says little on a lossy link; much of it says that the
-// queue's room is shorter than the target, which is lowered. Where the queue stays long although this rank backs off, somebody else
-// fills it: then the rate follows loss, as theirs does.
+// more in any case. The target is a number of bytes of this sender's own: the slower it is, the longer a queue it
+// accepts, so it keeps a share beside others. Receivers tell each sender how its share compares with the others', and a
+// sender knows that of each of its own paths: who has more yields some to who has less. Loss alone says little on a
+// lossy link; much of it says that the queue's room is shorter than the target, which is lowered. Where the queue stays
+// long although this rank backs off, somebody fills it until it overflows: then the rate follows CUBIC's curve.
+// docs/pacing.md has what was measured.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,10 @@ public:
     void resume(Time now) { heard_at_ = now; }  // after an idle time
     void push_back(Time now);                   // the own host's queue is full
     void limited() { limited_ = true; }         // the rate, not the data, is what holds back
+    void starved() { starved_ = 2; }            // there was nothing to send: for this decision and the next
 
     double bytes_per_s() const { return rate_; }
+    bool known() const { return !starting_; }  // the rate is more than a guess
     Duration srtt() const { return srtt_; }
     Duration queue() const { return queue_; }  // on the way, as last seen
     std::uint64_t most_in_flight(Time now) const;
@@ -45,11 +47,12 @@ public:
 private:
     void decide(Time now);
     void start_up(bool congested);
+    void begin_to_compete(Time now);
     void compete(Time now, double loss);
     Duration target() const;
     void keep_base(Time now, Duration delay);
 
-    const double packet_bytes_;
+    const double packet_bytes_, target_bytes_;
     double start_bytes_;           // in flight while starting; doubles every round trip
     double rate_, delivered_ = 0;  // bytes/s
     bool starting_ = true, limited_ = false, competing_ = false;
@@ -58,9 +61,10 @@ private:
              jumps_ = 0;  // the last one-way delay, and its mean change from one FEEDBACK to the next
     Duration target_cap_ = kNever;       // what loss has shown to be too long a queue
     Duration base_ = 0, next_base_ = 0;  // least one-way delay in the last period and in the one begun
-    Time base_since_ = -1, decided_at_ = 0, lowered_at_ = 0, heard_at_ = 0;
-    int crowded_ = 0, stalled_ = 0;       // decisions in a row
+    Time base_since_ = -1, decided_at_ = 0, lowered_at_ = 0, heard_at_ = 0, peak_at_ = 0;
+    int starved_ = 0, crowded_ = 0, stalled_ = 0;  // decisions
     double crowded_from_ = 0, best_ = 0;  // the rate when crowding began; the most delivered while starting
+    double peak_packets_ = 0;             // in flight where CUBIC's curve is flat
     double recent_lost_ = 0, recent_bytes_ = 0;  // with weights that fall with age
     Sample sum_;                                 // since the last decision
 };

@@ -150,7 +150,8 @@ void Path::settle(Time now, const wire::Header& feedback, std::span<const std::b
 
 void Path::arm_probe(Time now) {
     if (probe_at != kNever) return;
-    const Duration first = std::clamp(4 * rtt_, kProbeFloor, kProbeCeiling);
+    const Duration first =
+        std::clamp(2 * rtt_, kProbeFloor, kProbeCeiling);  // as a tail loss probe (RFC 8985)
     probe_after_ = probe_after_ == 0 ? first : std::min(2 * probe_after_, kProbeCeiling);
     probe_at = now + probe_after_;
 }

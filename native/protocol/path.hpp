@@ -49,7 +49,8 @@ public:
     Time clear_at(Time now, std::uint32_t cost);
     void stamp(Time now, wire::Header& header);  // number, stamp and whether a reply is wanted
     void sent(const wire::Header& header, const Parcel& parcel, std::uint32_t bytes);
-    void unsent(Time now);  // the latest one after all was not: the own host's queue is full
+    void starved() { rate_.starved(); }  // there is nothing to send to it
+    void unsent(Time now);               // the latest one after all was not: the own host's queue is full
 
     // ---- what became of it
     // `mean_rate`: of this sender's paths, bytes/s.

@@ -15,7 +15,8 @@ public:
     explicit Shares(Rank ranks) : bytes_(ranks), shares_(ranks) {}
 
     void count(Time now, Rank source, std::size_t bytes) {
-        if (now - since_ >= kPeriod && total_ > 0) turn(now);
+        largest_ = std::max(largest_, bytes);
+        if (now - since_ >= kPeriod && total_ >= active_ * kLeastPackets * largest_ && total_ > 0) turn(now);
         active_ += bytes_[source] == 0;
         bytes_[source] += static_cast<std::uint32_t>(bytes);
         total_ += bytes;
@@ -24,7 +25,9 @@ public:
     std::uint16_t of(Rank source) const { return shares_[source]; }
 
 private:
-    static constexpr Duration kPeriod = 10 * kMillisecond;
+    // Long enough for a burst not to look like a share, in time and in packets of each source.
+    static constexpr Duration kPeriod = 4 * kMillisecond;
+    static constexpr std::uint64_t kLeastPackets = 8;
     void turn(Time now) {
         const double mean = static_cast<double>(total_) / static_cast<double>(active_);
         for (std::size_t rank = 0; rank < bytes_.size(); ++rank) {
@@ -38,6 +41,7 @@ private:
     std::vector<std::uint32_t> bytes_;   // by source, in the period begun
     std::vector<std::uint16_t> shares_;  // in the last one
     std::uint64_t total_ = 0, active_ = 0;
+    std::size_t largest_ = 0;  // datagram
     Time since_ = 0;
 };
 

@@ -103,6 +103,7 @@ bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
         }
         if (over && peer.served_below == seq) peer.served_below = seq + 1;
     }
+    peer.path.starved();
     if (settings_.resend && peer.path.in_flight()) ask_later(now, peer);  // was the last of it lost?
     return false;
 }
