@@ -33,6 +33,11 @@ TAG = 0x0123_4567_89AB
 ADDRESS, PORT = group_address(TAG)
 
 
+@pytest.fixture(autouse=True)
+def multicast_where_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAILCUT_MULTICAST", "auto")
+
+
 def number(address: str) -> int:
     return int(ipaddress.IPv4Address(address))
 
