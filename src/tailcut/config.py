@@ -108,9 +108,9 @@ class Config:
     """Interface to use; empty tries all and takes what answers. Default: that of ``GLOO_SOCKET_IFNAME``."""
 
     multicast: str = _setting("multicast", str, "off")
-    """Whether means go to all peers in one datagram: "off"; "auto", to those that hear it, if at least two do;
-    "on", to one alone, too. Peers that do not hear it get theirs by unicast in any case. It helps where hosts
-    can receive more than they can send; elsewhere ports are as full, and it costs time. Agreed."""
+    """Whether means go to all peers in one datagram: "off"; "auto", to those that hear it, if at least two
+    do; "on", to one alone, too. Peers that do not hear it get theirs by unicast in any case. It helps where
+    hosts can receive more than they can send; elsewhere ports are as full, and it costs time. Agreed."""
 
     multicast_ttl: int = _setting("multicast_ttl", int, 1)
     """How many networks multicast crosses, less one. More than 1 needs routers that know of it."""
