@@ -19,6 +19,11 @@ CALM = (0.0, 0.1, 0.1, 0.1)
 LEAST_S = 0.05
 
 
+def with_margin(took_s: float) -> float:
+    """t_B of stages that all take so long."""
+    return took_s + max(MARGIN * took_s, LEAST_S)
+
+
 def steering(ranks: int = 4, cls: type[Steering] = Steering) -> Steering:
     return cls(rank=0, ranks=ranks, deadline_s=DEADLINE_S, planes=16)
 
@@ -53,7 +58,7 @@ def test_after_the_warm_up_stages_are_waited_for_little_longer_than_they_take() 
     pilot = steering()
     play(pilot, WARM_UP)
     bounds = pilot.bounds(1000)
-    assert bounds.scatter_s == pytest.approx((1 + MARGIN) * 0.1)
+    assert bounds.scatter_s == pytest.approx(with_margin(0.1))
     assert bounds.scatter_grace_s < bounds.scatter_s
     assert bounds.scatter_cap_s == fixed(DEADLINE_S).scatter_cap_s
     assert bounds.deadline_s == DEADLINE_S
@@ -68,7 +73,7 @@ def test_gather_has_time_for_all_bytes_of_a_mean_whose_owner_waited_until_its_bo
 def test_a_bound_is_never_shorter_than_a_share_of_the_deadline() -> None:
     pilot = steering()
     play(pilot, 30, (0, 1e-5, 1e-5, 1e-5))
-    assert pilot.bounds(1000).scatter_s == LEAST_S
+    assert pilot.bounds(1000).scatter_s == pytest.approx(LEAST_S, rel=1e-3)
 
 
 def test_a_dead_rank_lengthens_bounds_only_while_it_is_not_known_to_be_silent() -> None:
@@ -80,7 +85,7 @@ def test_a_dead_rank_lengthens_bounds_only_while_it_is_not_known_to_be_silent() 
     assert pilot.bounds(1000).scatter_s < 1.0
     reports = play(pilot, 20, dead, silent=[3], **gone)
     assert {report.scatter_ended_by for report in reports} == {"grace"}
-    assert pilot.bounds(1000).scatter_s == pytest.approx((1 + MARGIN) * 0.1)
+    assert pilot.bounds(1000).scatter_s == pytest.approx(with_margin(0.1))
     assert pilot.drop_share[3] > 0.4
 
 
@@ -133,16 +138,16 @@ def test_late_completions_take_the_place_of_what_was_cut() -> None:
     guessed_s = pilot.bounds(1000).scatter_s
     late = tuple(LateCompletion(seq, "scatter", 1000, 0.13) for seq in range(TAIL_OPS + 1))
     play(pilot, 1, late=late)
-    assert pilot.bounds(1000).scatter_s == pytest.approx((1 + MARGIN) * 0.13)
-    assert guessed_s > (1 + MARGIN) * 0.13
+    assert pilot.bounds(1000).scatter_s == pytest.approx(with_margin(0.13))
+    assert guessed_s > with_margin(0.13)
 
 
 def test_size_classes_learn_apart() -> None:
     pilot = steering()
     play(pilot, 20, (0, 0.1, 0.1, 0.1), length=1000)
     play(pilot, 20, (0, 0.8, 0.8, 0.8), length=8000)
-    assert pilot.bounds(1023).scatter_s == pytest.approx((1 + MARGIN) * 0.1)
-    assert pilot.bounds(8000).scatter_s == pytest.approx((1 + MARGIN) * 0.8)
+    assert pilot.bounds(1023).scatter_s == pytest.approx(with_margin(0.1))
+    assert pilot.bounds(8000).scatter_s == pytest.approx(with_margin(0.8))
     assert pilot.known_bounds.keys() == {1023, 8191}
 
 
