@@ -27,6 +27,7 @@ from tests.groups import allreduce, open_groups, vectors
 from tests.netns import drop_leaving, inside
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root for namespaces")
+SO_RCVBUFFORCE = 33  # asm-generic/socket.h; not in the socket module
 LIMIT_S = 20
 """Only a hang takes longer."""
 TAG = 0x0123_4567_89AB
@@ -412,6 +413,7 @@ def sniffer(namespace: str, link: str) -> Iterator[socket.socket]:
         inside(namespace),
         socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0003)) as opened,
     ):
+        opened.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 26)  # for the op's means, too
         opened.bind((link, 0x0003))
         opened.setblocking(False)
         yield opened
