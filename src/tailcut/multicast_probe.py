@@ -24,7 +24,7 @@ _LARGEST = 65_535
 _MOST = 256
 """Datagrams read at once: a flood ends no deadline."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
-_PATIENCE_S = 0.2
+_PATIENCE_S = 0.6
 """How long a hello may take to reach a peer that has joined: switches learn of it from its IGMP report."""
 _SILENCE_S = 2.0
 """How long a peer may take to answer at all: it has been confirmed, and so is about to join."""
