@@ -80,7 +80,8 @@ class Steering:
         else:
             scatter_s = self._bound_s(policies, size_class, "scatter")
             # All bytes of the mean may have to move after SCATTER was closed by its t_B: as many as before.
-            usual_s = policies["scatter"].early_exit.average_s or 0.0
+            usual_s = policies["scatter"].early_exit.average_s
+            usual_s = scatter_s if usual_s is None else usual_s
             gather_s = max(usual_s, self._bound_s(policies, size_class, "gather"))
         return self._longest._replace(
             scatter_s=scatter_s,
