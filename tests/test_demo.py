@@ -86,7 +86,7 @@ def test_a_worker_killed_on_the_way_is_named_and_no_process_remains(tmp_path):
         ({"frozen_rank": 4}, "frozen_rank=4 must be between 1 and ranks - 1 = 3"),
         ({"frozen_rank": 0}, "rank 0 is the one that the others are compared with"),
         ({"freeze_at_step": 10_000}, "freeze_at_step=10000 must be between 1 and the last step"),
-        ({"freeze_s": 20.0}, "freeze_s=20.0 is more than half of what a window of 64 ops covers"),
+        ({"freeze_s": 30.0}, "freeze_s=30.0 is more than what a window of 4096 ops covers"),
     ],
 )
 def test_scripts_that_cannot_be_played_are_refused(change, text):
