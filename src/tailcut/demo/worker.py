@@ -59,8 +59,8 @@ class Script:
             )
         if OPS_PER_STEP * self.freeze_s / FASTEST_STEP_S > WINDOW_OPS:
             raise ConfigError(
-                f"freeze_s={self.freeze_s} is more than what a window of {WINDOW_OPS} ops covers: the others do "
-                "not wait for a rank that is silent; freeze for a shorter time"
+                f"freeze_s={self.freeze_s} is more than what a window of {WINDOW_OPS} ops covers: the others "
+                "do not wait for a rank that is silent; freeze for a shorter time"
             )
 
     @property
