@@ -7,7 +7,6 @@ import pytest
 
 from tailcut import Scenario, _native, simulate
 from tailcut.network import RateChange
-from tailcut.policy.steering import Steering
 from tailcut.sim.figures import Side
 from tailcut.sim.run import Options, run
 from tailcut.testbed import load_scenario
@@ -139,15 +138,3 @@ def test_most_contributions_are_used_when_compute_times_vary() -> None:
     simulation = simulate(scenario, policies=[Fixed(0.8 * mean_s)] * ranks)
     lost = [np.mean(report.scatter_lost) for rank in range(ranks) for report in simulation.reports(rank)]
     assert 1 - np.mean(lost) >= 0.75
-
-
-class WithIncast(Steering):
-    """A fixed number of senders at once."""
-
-    def __init__(self, senders: int, **arguments: object) -> None:
-        super().__init__(**arguments)
-        self._senders = senders
-
-    @property
-    def incast(self) -> int:
-        return self._senders

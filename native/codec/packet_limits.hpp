@@ -14,6 +14,15 @@ struct PacketLimits {
     std::uint32_t payload_bytes = 0;
     std::uint32_t trim_payload_bytes = 0;  // what a switch leaves of a payload; 0: nothing trims
 
+    // Lowers these to what the other path carries, too; 0 payload bytes: nothing is known yet.
+    void lower_to(const PacketLimits& other) {
+        payload_bytes =
+            payload_bytes == 0 ? other.payload_bytes : std::min(payload_bytes, other.payload_bytes);
+        if (other.trim_payload_bytes == 0) return;
+        trim_payload_bytes = trim_payload_bytes == 0 ? other.trim_payload_bytes
+                                                     : std::min(trim_payload_bytes, other.trim_payload_bytes);
+    }
+
     // Granules of a full packet; 0: not even one fits. Planes: so few that plane 1 survives trimming, of one block,
     // and as many in each packet of a block.
     std::uint32_t granules(wire::Codec codec, int planes) const {

@@ -57,6 +57,12 @@ public:
     // Bytes since the last FEEDBACK, as the source charges them.
     std::uint32_t count(std::uint32_t cost) { return unreported_ += cost; }
 
+    // Whether number `latest` - k has come, by what a FEEDBACK says.
+    static bool reported(std::span<const std::byte> missing, int k) {
+        const auto byte = static_cast<std::size_t>(k / 8);
+        return byte >= missing.size() || (missing[byte] & std::byte{1} << (k % 8)) != std::byte{0};
+    }
+
     using Missing = std::array<std::byte, wire::kReportNumbers / 8>;
     // Fills in the header of a FEEDBACK; returns the bytes of its payload.
     std::size_t report(wire::Header& header, Missing& payload) {

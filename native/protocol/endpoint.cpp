@@ -14,13 +14,7 @@ constexpr Duration kRepeatRoundTrips = 8;
 // What is lost by multicast is sent again by unicast: it must fit there.
 PeerSettings group_path_of(const MulticastSettings& multicast, const std::vector<PeerSettings>& peers) {
     PeerSettings path = multicast.path;
-    for (const Rank member : multicast.members) {
-        const codec::PacketLimits& each = peers[member].limits;
-        std::uint32_t& trim = path.limits.trim_payload_bytes;
-        path.limits.payload_bytes = std::min(path.limits.payload_bytes, each.payload_bytes);
-        if (each.trim_payload_bytes > 0)
-            trim = trim == 0 ? each.trim_payload_bytes : std::min(trim, each.trim_payload_bytes);
-    }
+    for (const Rank member : multicast.members) path.limits.lower_to(peers[member].limits);
     return path;
 }
 

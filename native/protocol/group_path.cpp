@@ -86,12 +86,7 @@ void GroupPath::sent(const wire::Header& header, const Parcel& parcel, std::uint
     flying_bytes_ += bytes;
     unasked_ = header.flags & wire::kReplyWanted ? 0 : unasked_ + bytes;
     due_ += pace_of(bytes);
-    const auto op =
-        std::find_if(by_op_.begin(), by_op_.end(), [&](auto& e) { return e.first == parcel.seq; });
-    if (op != by_op_.end())
-        ++op->second;
-    else
-        by_op_.emplace_back(parcel.seq, 1);
+    by_op_.add(parcel.seq);
 }
 
 void GroupPath::unsent(Time now) {
@@ -131,21 +126,13 @@ void GroupPath::land(InFlight& packet) {
 }
 
 // and nobody has to tell what became of it.
-void GroupPath::forget(const InFlight& packet) {
-    const auto op =
-        std::find_if(by_op_.begin(), by_op_.end(), [&](auto& e) { return e.first == packet.parcel.seq; });
-    if (--op->second > 0) return;
-    *op = by_op_.back();
-    by_op_.pop_back();
-}
+void GroupPath::forget(const InFlight& packet) { by_op_.remove(packet.parcel.seq); }
 
 void GroupPath::pop_settled() {
     while (count_ > 0 && at(oldest()).waiting.none()) --count_;
 }
 
-bool GroupPath::awaits(Seq seq) const {
-    return std::any_of(by_op_.begin(), by_op_.end(), [&](auto& e) { return e.first == seq; });
-}
+bool GroupPath::awaits(Seq seq) const { return by_op_.any(seq); }
 
 Audience::Set GroupPath::owing() const {
     Audience::Set owing;
@@ -179,8 +166,7 @@ void GroupPath::settle(Time now, std::size_t index, const wire::Header& feedback
     int later = 0;  // numbers that came, counted from the latest
     for (int k = 0; k <= distance(oldest(), feedback.latest); ++k) {
         InFlight& packet = at(static_cast<std::uint16_t>(feedback.latest - k));
-        const auto byte = static_cast<std::size_t>(k / 8);
-        const bool came = byte >= missing.size() || (missing[byte] & std::byte{1} << (k % 8)) != std::byte{0};
+        const bool came = Arrivals::reported(missing, k);
         later += came;
         if (!packet.waiting[index]) continue;
         if (came) {

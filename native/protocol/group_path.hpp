@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "protocol/audience.hpp"
+#include "protocol/op_counts.hpp"
 #include "protocol/path.hpp"
 
 namespace tailcut {
@@ -107,8 +108,8 @@ private:
     std::vector<InFlight> ring_;  // by number modulo its size, a power of two: those from oldest() to number_
     std::uint16_t number_ = 0;    // of the last one sent
     std::uint32_t count_ = 0;
-    std::vector<std::pair<Seq, std::uint32_t>> by_op_;  // packets of each op that somebody has not settled
-    std::uint32_t used_ = 0;                            // of the window, by what is in flight
+    OpCounts by_op_;          // packets of each op that somebody has not settled
+    std::uint32_t used_ = 0;  // of the window, by what is in flight
     std::uint64_t flying_bytes_ = 0;
     std::uint32_t unasked_ = 0;  // bytes sent since a reply was last wanted
     Time due_ = 0;               // when all that was sent so far would have left at the pace

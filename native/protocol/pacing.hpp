@@ -40,7 +40,6 @@ public:
     double bytes_per_s() const { return rate_; }
     bool known() const { return !starting_; }  // the rate is more than a guess
     Duration srtt() const { return srtt_; }
-    Duration queue() const { return queue_; }  // on the way, as last seen
     std::uint64_t most_in_flight(Time now) const;
     std::uint32_t quantum_bytes() const;  // sent at once: a few packets, or half a millisecond
 

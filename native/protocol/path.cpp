@@ -60,12 +60,7 @@ void Path::sent(const wire::Header& header, const Parcel& parcel, std::uint32_t 
     unasked_ = header.flags & wire::kReplyWanted ? 0 : unasked_ + bytes;
     due_ += pace_of(bytes);
     ++sent_packets_;
-    const auto op =
-        std::find_if(by_op_.begin(), by_op_.end(), [&](auto& e) { return e.first == parcel.seq; });
-    if (op != by_op_.end())
-        ++op->second;
-    else
-        by_op_.emplace_back(parcel.seq, 1);
+    by_op_.add(parcel.seq);
 }
 
 void Path::unsent(Time now) {
@@ -92,15 +87,11 @@ void Path::settle(InFlight& packet) {
     packet.settled = true;
     used_ -= cost_of(packet.bytes);
     flying_bytes_ -= packet.bytes;
-    const auto op =
-        std::find_if(by_op_.begin(), by_op_.end(), [&](auto& e) { return e.first == packet.parcel.seq; });
-    if (--op->second > 0) return;
-    *op = by_op_.back();
-    by_op_.pop_back();
+    by_op_.remove(packet.parcel.seq);
 }
 
 bool Path::awaits(Seq seq) const {
-    return std::any_of(by_op_.begin(), by_op_.end(), [&](auto& e) { return e.first == seq; }) ||
+    return by_op_.any(seq) ||
            std::any_of(lost_.begin(), lost_.end(), [&](const Parcel& parcel) { return parcel.seq == seq; });
 }
 
@@ -124,8 +115,7 @@ void Path::settle(Time now, const wire::Header& feedback, std::span<const std::b
     int later = 0;  // numbers that came, counted from the latest
     for (int k = 0; k <= distance(oldest(), feedback.latest); ++k) {
         InFlight& packet = at(static_cast<std::uint16_t>(feedback.latest - k));
-        const auto byte = static_cast<std::size_t>(k / 8);
-        const bool came = byte >= missing.size() || (missing[byte] & std::byte{1} << (k % 8)) != std::byte{0};
+        const bool came = Arrivals::reported(missing, k);
         later += came;
         if (packet.settled) continue;
         if (came) {

@@ -14,6 +14,7 @@
 
 #include "codec/packet_limits.hpp"
 #include "protocol/arrivals.hpp"
+#include "protocol/op_counts.hpp"
 #include "protocol/pacing.hpp"
 #include "protocol/parcel.hpp"
 #include "protocol/types.hpp"
@@ -89,12 +90,12 @@ private:
     std::vector<InFlight> ring_;  // by number modulo its size, a power of two: those from oldest() to number_
     std::uint16_t number_ = 0;    // of the last DATA sent
     std::uint32_t count_ = 0;
-    std::vector<std::pair<Seq, std::uint32_t>> by_op_;  // unsettled packets of each op that has any
-    std::uint32_t used_ = 0;                            // of the window, by what is in flight
-    std::uint64_t flying_bytes_ = 0;                    // the same as bytes
-    std::uint32_t unasked_ = 0;                         // bytes sent since a reply was last wanted
-    Time due_ = 0;                  // when all that was sent so far would have left at the rate
-    std::uint32_t arrival_us_ = 0;  // of the last FEEDBACK used
+    OpCounts by_op_;                  // unsettled packets of each op that has any
+    std::uint32_t used_ = 0;          // of the window, by what is in flight
+    std::uint64_t flying_bytes_ = 0;  // the same as bytes
+    std::uint32_t unasked_ = 0;       // bytes sent since a reply was last wanted
+    Time due_ = 0;                    // when all that was sent so far would have left at the rate
+    std::uint32_t arrival_us_ = 0;    // of the last FEEDBACK used
     bool arrival_known_ = false;
     Duration rtt_ = 0, probe_after_ = 0;
     std::vector<Parcel> lost_;

@@ -15,15 +15,8 @@ OpContext::OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::P
       elided(elided),
       silent(shape.ranks) {
     gather_limits = this->limits[shape.self];
-    for (std::size_t peer = 0; peer < this->limits.size(); ++peer) {
-        if (peer == shape.self) continue;
-        const codec::PacketLimits& each = this->limits[peer];
-        std::uint32_t& payload = gather_limits.payload_bytes;
-        std::uint32_t& trim = gather_limits.trim_payload_bytes;
-        payload = payload == 0 ? each.payload_bytes : std::min(payload, each.payload_bytes);
-        if (each.trim_payload_bytes > 0)
-            trim = trim == 0 ? each.trim_payload_bytes : std::min(trim, each.trim_payload_bytes);
-    }
+    for (std::size_t peer = 0; peer < this->limits.size(); ++peer)
+        if (peer != shape.self) gather_limits.lower_to(this->limits[peer]);
 }
 
 std::size_t owned_floats(wire::Codec codec, const Layout& layout) {
