@@ -45,21 +45,22 @@ Rows owned_rows(std::vector<std::int64_t> cells, std::size_t columns) {
     return Rows(kept->data(), {kept->size() / columns, columns}, owner);
 }
 
-// A row for each summary: rank, op, status, times of entry, of closing SCATTER and of ending (ns), coordinates of the
-// own shard, missing of contributions to it, missing and EMPTY of all means, packets and bytes sent, packets received and
-// of those trimmed.
+// A row for each summary: rank, op, status, times of entry, of closing SCATTER and of ending (ns), coordinates of all
+// contributions to the own shard and those missing, missing and EMPTY of all means, packets and bytes sent, packets received
+// and of those trimmed, coordinates of all rows' sums in the column and those missing.
 Rows rows_of(const std::vector<OpSummary>& summaries) {
-    constexpr std::size_t kColumns = 14;
+    constexpr std::size_t kColumns = 16;
     std::vector<std::int64_t> cells;
     cells.reserve(kColumns * summaries.size());
     for (const OpSummary& s : summaries)
         for (const auto cell :
              {static_cast<std::int64_t>(s.rank), static_cast<std::int64_t>(s.op),
               static_cast<std::int64_t>(s.status), s.entered_at, s.scatter_closed_at, s.finished_at,
-              static_cast<std::int64_t>(s.shard_len), static_cast<std::int64_t>(s.scatter_missing),
+              static_cast<std::int64_t>(s.scatter_expected), static_cast<std::int64_t>(s.scatter_missing),
               static_cast<std::int64_t>(s.gather_missing), static_cast<std::int64_t>(s.gather_empty),
               static_cast<std::int64_t>(s.sent_packets), static_cast<std::int64_t>(s.sent_bytes),
-              static_cast<std::int64_t>(s.received_packets), static_cast<std::int64_t>(s.trimmed_packets)})
+              static_cast<std::int64_t>(s.received_packets), static_cast<std::int64_t>(s.trimmed_packets),
+              static_cast<std::int64_t>(s.column_expected), static_cast<std::int64_t>(s.column_missing)})
             cells.push_back(cell);
     return owned_rows(std::move(cells), kColumns);
 }
@@ -152,6 +153,7 @@ void bind_endpoints(nb::module_& m) {
     nb::class_<SimSpec, sim::NetworkSpec>(m, "SimSpec")
         .def(nb::init<>())
         .def_rw("ranks", &SimSpec::ranks)
+        .def_rw("rows", &SimSpec::rows)
         .def_rw("socket_buffer_bytes", &SimSpec::socket_buffer_bytes)
         .def_prop_rw(
             "payload_bytes", [](const SimSpec& spec) { return spec.limits.payload_bytes; },

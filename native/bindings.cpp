@@ -130,6 +130,8 @@ void bind_reports(nb::module_& m) {
         .def_ro("behind_ops", &OpReport::behind_ops)
         .def_ro("bucket_len", &OpReport::bucket_len)
         .def_ro("own_shard", &OpReport::own_shard)
+        .def_ro("place", &OpReport::place)
+        .def_ro("column", &OpReport::column)
         .def_ro("non_finite", &OpReport::non_finite)
         .def_ro("contributed", &OpReport::contributed)
         .def_ro("planes", &OpReport::planes)
@@ -216,6 +218,14 @@ void bind_reports(nb::module_& m) {
                 new (self) Terms{bounds, planes, incast};
             },
             "bounds"_a, "planes"_a, "incast"_a = 0)
+        .def(
+            "with_column",  // of a grid
+            [](Terms terms, const Terms& column) {
+                terms.column_bounds = column.bounds;
+                terms.column_incast = column.incast;
+                return terms;
+            },
+            "column"_a)
         .def_ro("bounds", &Terms::bounds)
         .def_ro("planes", &Terms::planes)
         .def_ro("incast", &Terms::incast);
@@ -263,7 +273,7 @@ void bind_udp(nb::module_& m) {
         .def_prop_ro("group_descriptor", &UdpLane::group_descriptor)
         .def(
             "start",
-            [](UdpLane& lane, Rank rank, Rank ranks, std::uint64_t seed, std::uint64_t group_tag,
+            [](UdpLane& lane, Rank rank, Rank ranks, Rank rows, std::uint64_t seed, std::uint64_t group_tag,
                Seq window_ops, int codec, bool resend, std::size_t pool_bytes, std::uint32_t window_bytes,
                const Terms& terms, const std::vector<PeerSettings>& peers,
                const std::vector<std::pair<std::uint32_t, std::uint16_t>>& addresses,
@@ -271,7 +281,10 @@ void bind_udp(nb::module_& m) {
                 const bool fit = std::all_of(members.begin(), members.end(),
                                              [&](Rank member) { return member < ranks && member != rank; });
                 if (!fit || (!members.empty() && !group_path)) throw nb::value_error("members");
+                if (rows == 0 || ranks % rows != 0 || (rows > 1 && !members.empty()))
+                    throw nb::value_error("rows");
                 Settings settings;
+                settings.rows = rows;
                 if (group_path) settings.multicast = {members, *group_path};
                 settings.shape = {rank, ranks, seed};
                 settings.group_tag = group_tag;
@@ -285,7 +298,7 @@ void bind_udp(nb::module_& m) {
                 for (const auto& [ipv4, port] : addresses) to.push_back({ipv4, port});
                 lane.start(settings, peers, std::move(to));
             },
-            "rank"_a, "ranks"_a, "seed"_a, "group_tag"_a, "window_ops"_a, "codec"_a, "resend"_a,
+            "rank"_a, "ranks"_a, "rows"_a, "seed"_a, "group_tag"_a, "window_ops"_a, "codec"_a, "resend"_a,
             "pool_bytes"_a, "window_bytes"_a, "terms"_a, "peers"_a, "addresses"_a,
             "members"_a = std::vector<Rank>{}, "group_path"_a = nb::none(),
             nb::call_guard<nb::gil_scoped_release>())

@@ -318,11 +318,11 @@ def test_without_adaption_bounds_are_those_of_the_deadline(tmp_path: Path) -> No
 
 def test_an_alarm_is_a_warning_where_the_caller_waits_and_costs_no_report(tmp_path: Path) -> None:
     with open_groups(tmp_path, 1) as (group,):
-        group._steering._alarms.append("tailcut: a rank is dropped")
+        group._steering._row._alarms.append("tailcut: a rank is dropped")
         with pytest.warns(RuntimeWarning, match="a rank is dropped") as caught:
             group.allreduce(np.zeros(10, np.float32)).wait()
         assert caught[0].filename == __file__
-        group._steering._alarms.append("tailcut: a rank is dropped")
+        group._steering._row._alarms.append("tailcut: a rank is dropped")
         work = group.allreduce(np.zeros(10, np.float32))
         with pytest.raises(RuntimeWarning):
             work.wait()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tailcut import Report, _native
+from tailcut.grid import Grid
 from tailcut.report import LateCompletion, Verdict, outcome_of
 
 MS = 1_000_000
@@ -18,6 +19,8 @@ def native(**fields: Any) -> Any:
     values = {
         "status": _native.Status.DEADLINE,
         "seq": 5,
+        "place": 1,
+        "column": [],
         "behind_ops": 0,
         "bucket_len": 300,
         "non_finite": False,
@@ -57,7 +60,7 @@ def native(**fields: Any) -> Any:
 
 
 def report(**fields: Any) -> Report:
-    outcome = outcome_of(native(**fields), rank=1)
+    outcome = outcome_of(native(**fields), Grid(3), rank=1)
     assert isinstance(outcome, Report)
     return outcome
 

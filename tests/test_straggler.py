@@ -137,7 +137,7 @@ def watch(stragglers: Stragglers, ops: int, dropped_every: int = 0, rank: int = 
 
 
 def test_a_rank_dropped_in_more_than_its_share_is_told_once_with_share_verdict_and_remedy() -> None:
-    stragglers = Stragglers(4, share=0.2)
+    stragglers = Stragglers(range(4), share=0.2)
     (text,) = watch(stragglers, 500, dropped_every=4)
     assert "rank 2" in text
     assert "25%" in text
@@ -146,17 +146,17 @@ def test_a_rank_dropped_in_more_than_its_share_is_told_once_with_share_verdict_a
 
 
 def test_a_rank_dropped_within_its_share_is_not_told() -> None:
-    assert watch(Stragglers(4, share=0.2), 500, dropped_every=5) == []
+    assert watch(Stragglers(range(4), share=0.2), 500, dropped_every=5) == []
 
 
 def test_nothing_is_told_before_there_are_ops_enough() -> None:
-    stragglers = Stragglers(4, share=0.2)
+    stragglers = Stragglers(range(4), share=0.2)
     assert watch(stragglers, LEAST_OPS - 1, dropped_every=1) == []
     assert len(watch(stragglers, 1, dropped_every=1)) == 1
 
 
 def test_a_relapse_is_told_again_only_after_a_recovery() -> None:
-    stragglers = Stragglers(4, share=0.2)
+    stragglers = Stragglers(range(4), share=0.2)
     assert len(watch(stragglers, WINDOW, dropped_every=3)) == 1
     watch(stragglers, 50)
     assert watch(stragglers, WINDOW, dropped_every=3) == []  # it was at 17 % in between: no recovery
@@ -165,7 +165,7 @@ def test_a_relapse_is_told_again_only_after_a_recovery() -> None:
 
 
 def test_the_verdict_told_is_that_of_the_latest_ops() -> None:
-    stragglers = Stragglers(4, share=0.2)
+    stragglers = Stragglers(range(4), share=0.2)
     watch(stragglers, 1000, dropped_every=10)
     gone = op([0, 0.1, NEVER, 0.1], entered_s=[0, 0, NEVER, 0], bounds=SHORT)
     told = [text for _ in range(30) for text in stragglers.after(gone, verdicts(gone))]
@@ -174,14 +174,14 @@ def test_the_verdict_told_is_that_of_the_latest_ops() -> None:
 
 
 def test_the_share_is_of_the_window() -> None:
-    stragglers = Stragglers(4, share=1.0)
+    stragglers = Stragglers(range(4), share=1.0)
     watch(stragglers, 3 * WINDOW, dropped_every=1)
     watch(stragglers, WINDOW // 4)
     assert stragglers.drop_share == (0, 0, 0.75, 0)
 
 
 def test_a_contribution_that_lacks_a_little_is_not_dropped() -> None:
-    stragglers = Stragglers(4, share=0.2)
+    stragglers = Stragglers(range(4), share=0.2)
     for _ in range(50):
         report = op(CALM, scatter_lost=(0, 0, 0.5, 0), scatter_ended_by="grace")
         assert stragglers.after(report, verdicts(report)) == []
@@ -189,14 +189,14 @@ def test_a_contribution_that_lacks_a_little_is_not_dropped() -> None:
 
 
 def test_an_abstaining_rank_is_not_dropped() -> None:
-    stragglers = Stragglers(4, share=0.2)
+    stragglers = Stragglers(range(4), share=0.2)
     for _ in range(50):
         report = op(CALM, abstained=(2,), scatter_lost=(0, 0, 1, 0), scatter_ended_by="bound")
         assert stragglers.after(report, verdicts(report)) == []
 
 
 def test_verdicts_are_counted_by_rank() -> None:
-    stragglers = Stragglers(4, share=1.0)
+    stragglers = Stragglers(range(4), share=1.0)
     watch(stragglers, 10, dropped_every=5)
     assert stragglers.counts == (
         {"on time": 10},

@@ -28,9 +28,8 @@ constexpr std::size_t kLane = 4 * kWidth;  // coordinates summed in registers
 }
 
 // The scalar twin, for the coordinates that do not fill a lane.
-[[gnu::always_inline]] inline bool mean_scalar(std::span<const float* const> sources, std::size_t at,
-                                               std::size_t count, float* out) {
-    const auto divisor = static_cast<float>(sources.size());
+[[gnu::always_inline]] inline bool mean_scalar(std::span<const float* const> sources, float divisor,
+                                               std::size_t at, std::size_t count, float* out) {
     for (std::size_t k = at; k < count; ++k) {
         float sum = sources[0][k];
         for (std::size_t s = 1; s < sources.size(); ++s) sum += sources[s][k];
@@ -40,9 +39,8 @@ constexpr std::size_t kLane = 4 * kWidth;  // coordinates summed in registers
 }
 
 template <bool power_of_two>
-[[gnu::always_inline]] inline bool mean_lanes(std::span<const float* const> sources, std::size_t count,
-                                              float* out) {
-    const auto divisor = static_cast<float>(sources.size());
+[[gnu::always_inline]] inline bool mean_lanes(std::span<const float* const> sources, float divisor,
+                                              std::size_t count, float* out) {
     const float factor = 1.0f / divisor;
     Words found = {};
     std::size_t at = 0;
@@ -65,15 +63,16 @@ template <bool power_of_two>
             std::memcpy(out + at + v * kWidth, &sum[v], sizeof sum[v]);
         }
     }
-    bool any = mean_scalar(sources, at, count, out);
+    bool any = mean_scalar(sources, divisor, at, count, out);
     for (std::size_t k = 0; k < kWidth; ++k) any |= found[k] != 0;
     return any;
 }
 
-[[gnu::always_inline]] inline bool mean_body(std::span<const float* const> sources, std::size_t count,
-                                             float* out) {
-    return std::has_single_bit(sources.size()) ? mean_lanes<true>(sources, count, out)
-                                               : mean_lanes<false>(sources, count, out);
+[[gnu::always_inline]] inline bool mean_body(std::span<const float* const> sources, float divisor,
+                                             std::size_t count, float* out) {
+    const bool power_of_two = (std::bit_cast<std::uint32_t>(divisor) & 0x7FFFFF) == 0;
+    return power_of_two ? mean_lanes<true>(sources, divisor, count, out)
+                        : mean_lanes<false>(sources, divisor, count, out);
 }
 
 [[gnu::always_inline]] inline bool scan_body(std::span<const float> values) {
@@ -86,8 +85,9 @@ template <bool power_of_two>
 
 // The same body for wider registers. Sums and quotients of single coordinates have the same bits either way.
 #if defined(__x86_64__)
-[[gnu::target("avx2")]] bool mean_avx2(std::span<const float* const> sources, std::size_t count, float* out) {
-    return mean_body(sources, count, out);
+[[gnu::target("avx2")]] bool mean_avx2(std::span<const float* const> sources, float divisor,
+                                       std::size_t count, float* out) {
+    return mean_body(sources, divisor, count, out);
 }
 [[gnu::target("avx2")]] bool scan_avx2(std::span<const float> values) { return scan_body(values); }
 bool has_avx2() {
@@ -98,11 +98,11 @@ bool has_avx2() {
 
 }  // namespace
 
-bool mean_in_order(std::span<const float* const> sources, std::size_t count, float* out) {
+bool mean_in_order(std::span<const float* const> sources, float divisor, std::size_t count, float* out) {
 #if defined(__x86_64__)
-    if (has_avx2()) return mean_avx2(sources, count, out);
+    if (has_avx2()) return mean_avx2(sources, divisor, count, out);
 #endif
-    return mean_body(sources, count, out);
+    return mean_body(sources, divisor, count, out);
 }
 
 bool has_non_finite(std::span<const float> values) {

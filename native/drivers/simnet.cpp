@@ -18,7 +18,7 @@ struct Datagram {
 };
 
 struct Host {
-    std::unique_ptr<Endpoint> endpoint;
+    std::unique_ptr<Grid> grid;
     Seq entered = 0, finished = 0;  // ops of the program
     bool entering = false, leaving = false, closed = false;
     Time last_entry = 0, enter_at = 0, timer_at = kNever, linger_until = kNever;
@@ -76,7 +76,9 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
     settings.group_tag = mix(spec.seed) & wire::kTagMask;
     settings.window_ops = spec.window_ops;
     settings.pool_bytes = spec.pool_bytes;
-    settings.window_bytes = credit_window_bytes(spec.socket_buffer_bytes, spec.ranks);
+    settings.rows = spec.rows;
+    settings.window_bytes =
+        credit_window_bytes(spec.socket_buffer_bytes, Grid::senders(spec.ranks, spec.rows));
     settings.codec = spec.codec;
     settings.resend = spec.resend;
     settings.first_seq = spec.first_seq;
@@ -88,7 +90,7 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
         settings.shape.self = rank;
         settings.terms = fixed_terms(rank);
         settings.multicast = {members_of(rank), peers[rank]};
-        hosts_[rank].endpoint = std::make_unique<Endpoint>(settings, peers);
+        hosts_[rank].grid = std::make_unique<Grid>(settings, peers);
     }
     result_.reports.resize(spec.ranks);
     result_.closed_at.assign(spec.ranks, kNever);
@@ -119,7 +121,7 @@ SimResult Sim::run() {
     result_.ended_at = now();
     result_.events = network_.events();
     result_.network = network_.counters();
-    for (const Host& host : hosts_) result_.counters.push_back(host.endpoint->counters());
+    for (const Host& host : hosts_) result_.counters.push_back(host.grid->counters());
     return std::move(result_);
 }
 
@@ -142,7 +144,7 @@ void Sim::on_alarm(const sim::Happening& alarm) {
         host.timer_at = kNever;
     }
     if (host.entering && now() >= host.enter_at) enter(rank);
-    host.endpoint->advance(now());
+    host.grid->advance(now());
     pump(rank);
 }
 
@@ -168,7 +170,7 @@ void Sim::deliver(const sim::Packet& packet) {
 
 void Sim::hand_over(const sim::Packet& packet) {
     network_.count(SimFate::kDelivered);
-    hosts_[packet.destination].endpoint->receive(now(), bytes_of(packet));
+    hosts_[packet.destination].grid->receive(now(), bytes_of(packet));
     end(packet, SimFate::kDelivered);
 }
 
@@ -182,7 +184,7 @@ void Sim::plan_entry(Rank rank) {
         if (host.finished < op) return;
         host.leaving = true;
         host.linger_until = now() + spec_.linger;
-        host.endpoint->say_goodbye();
+        host.grid->say_goodbye();
         network_.alarm(now(), rank, kWake);  // a rank without ops has no other occasion to say it
         network_.alarm(host.linger_until, rank, kWake);
         return;
@@ -199,14 +201,14 @@ void Sim::plan_entry(Rank rank) {
 
 void Sim::enter(Rank rank) {
     Host& host = hosts_[rank];
-    if (!spec_.resync_before.empty() && spec_.resync_before[rank] == host.entered) host.endpoint->resynced();
+    if (!spec_.resync_before.empty() && spec_.resync_before[rank] == host.entered) host.grid->resynced();
     host.entering = false;
     host.last_entry = now();
     const Seq op = host.entered++;
     const std::span<float> bucket = buckets_[op][rank];
     const auto length = static_cast<std::uint32_t>(bucket.size());
-    host.endpoint->submit(now(), op, bucket,
-                          spec_.decide ? spec_.decide(rank, now(), length) : fixed_terms(rank));
+    host.grid->submit(now(), op, bucket,
+                      spec_.decide ? spec_.decide(rank, now(), length) : fixed_terms(rank));
 }
 
 // After anything has happened to a rank: send what it wants to send, take its reports, set its timer.
@@ -214,24 +216,24 @@ void Sim::pump(Rank rank) {
     Host& host = hosts_[rank];
     for (;;) {
         Outgoing out;
-        while (host.endpoint->transmit(now(), out)) send(rank, out);
-        auto& reports = host.endpoint->reports();
+        while (host.grid->transmit(now(), out)) send(rank, out);
+        auto& reports = host.grid->reports();
         for (OpReport& report : reports) take_report(rank, std::move(report));
         reports.clear();
         plan_entry(rank);
-        if (!host.leaving || !host.endpoint->transmit(now(), out)) break;
+        if (!host.leaving || !host.grid->transmit(now(), out)) break;
         send(rank, out);
     }
-    if (host.leaving && (host.endpoint->drained() || now() >= host.linger_until)) {
+    if (host.leaving && (host.grid->drained() || now() >= host.linger_until)) {
         Outgoing out;
-        host.endpoint->leave();
-        while (host.endpoint->transmit(now(), out)) send(rank, out);
+        host.grid->leave();
+        while (host.grid->transmit(now(), out)) send(rank, out);
         host.closed = true;
         result_.closed_at[rank] = now();
         --open_hosts_;
         return;
     }
-    const Time next = std::max(now(), host.endpoint->next_timer());
+    const Time next = std::max(now(), host.grid->next_timer());
     if (next < host.timer_at) {
         host.timer_at = next;
         network_.alarm(next, rank, kTimer);
@@ -319,8 +321,15 @@ OpSummary summary_of(Rank rank, const OpReport& report) {
     };
     OpSummary summary{
         rank, report.ticket, report.status, report.entered_at, report.scatter_closed_at, report.finished_at};
-    if (!report.shard_lengths.empty()) summary.shard_len = report.shard_lengths[rank];
+    const auto expected = [](const OpReport& op) {
+        return op.shard_lengths.empty() ? 0 : op.shard_lengths[op.place] * op.shard_lengths.size();
+    };
+    summary.scatter_expected = expected(report);
     summary.scatter_missing = sum(report.scatter_missing);
+    for (const OpReport& column : report.column) {
+        summary.column_expected += expected(column);
+        summary.column_missing += sum(column.scatter_missing);
+    }
     summary.gather_missing = sum(report.gather_missing);
     summary.gather_empty = sum(report.gather_empty);
     summary.sent_packets = report.sent_packets;

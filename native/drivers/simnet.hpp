@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "protocol/endpoint.hpp"
+#include "protocol/grid.hpp"
 #include "sim/host_freezes.hpp"
 #include "sim/network.hpp"
 
@@ -31,6 +31,7 @@ struct Injection {
 
 struct SimSpec : sim::NetworkSpec {
     Rank ranks = 1;
+    Rank rows = 1;  // of a grid
     // the hosts
     std::vector<Freeze> freezes;
     std::vector<Injection> injections;
@@ -77,10 +78,11 @@ struct OpSummary {
     Ticket op = 0;
     Status status = Status::kComplete;
     Time entered_at = 0, scatter_closed_at = 0, finished_at = 0;
-    std::uint64_t shard_len = 0;        // of the own shard
-    std::uint64_t scatter_missing = 0;  // of contributions to the own shard, those of all ranks together
+    // Of contributions to the own shard, those of all ranks together
+    std::uint64_t scatter_expected = 0, scatter_missing = 0;
     std::uint64_t gather_missing = 0, gather_empty = 0;
     std::uint64_t sent_packets = 0, sent_bytes = 0, received_packets = 0, trimmed_packets = 0;
+    std::uint64_t column_expected = 0, column_missing = 0;  // in a grid, of the sums of rows
 };
 OpSummary summary_of(Rank rank, const OpReport& report);
 

@@ -1,4 +1,4 @@
-// One lane: a socket, an endpoint and the engine thread that runs the one with the other. The only place with
+// One lane: a socket, the protocol's core and the engine thread that runs the one with the other. The only place with
 // threads. Callers hand over ops and wait for reports; everything else happens on the engine thread.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 #include "drivers/socket.hpp"
 #include "drivers/trimmed.hpp"
-#include "protocol/endpoint.hpp"
+#include "protocol/grid.hpp"
 
 namespace tailcut {
 
@@ -94,7 +94,7 @@ private:
     int wake_descriptor_ = -1;
 
     // the engine thread's own
-    std::unique_ptr<Endpoint> endpoint_;
+    std::unique_ptr<Grid> grid_;
     std::vector<Address> addresses_;  // by rank, then that of the multicast group, if it was joined
     std::size_t ranks_ = 0;
     std::vector<Outgoing> batch_;

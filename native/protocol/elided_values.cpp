@@ -159,7 +159,7 @@ void ElidedPlanesReduction::cut(const codec::Stripe& stripe, const std::vector<G
         return;
     }
     gains_[send_order().stripe_of_granule(first)] =
-        planes_ < codec::kMeasuredBits ||
+        context_.level == Level::kRow || planes_ < codec::kMeasuredBits ||
         !std::all_of(
             stripe.blocks.begin(), stripe.blocks.end(),
             [&](const codec::BlockSpan& block) { return even(arrived, block); });

@@ -62,7 +62,8 @@ public:
           memory_(std::move(memory)),
           compacted_(!memory_ || layout.shard_stride() * (layout.ranks - 1u) == 0) {}
 
-    void enter(float*, int) override {}
+    void enter(float*, int, std::span<const float>) override {}
+    void sum(const std::vector<GranuleSet>&, std::span<float>, std::span<float>) override {}
     void offer(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {}
     void save() override {}
     void take_over(std::span<const Run>, float*) const override {}
@@ -91,6 +92,9 @@ public:
 
     bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                 std::vector<Run>& runs) override;
+    void conclude(std::span<const float>, const GranuleSet& held, std::vector<Run>& runs) override {
+        settle(0, layout_.granules(shard_), {held}, runs);
+    }
     std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
     std::size_t mean_floats() const override { return layout_.shard_stride(); }
 };
@@ -99,9 +103,12 @@ class ElidedPlanesReduction final : public ElidedReduction {
 public:
     ElidedPlanesReduction(const OpContext& context, Seq seq, const Layout& layout, int planes, Block memory);
 
-    void enter(float*, int planes) override { planes_ = planes; }
+    void enter(float*, int planes, std::span<const float>) override { planes_ = planes; }
     bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                 std::vector<Run>& runs) override;
+    void conclude(std::span<const float>, const GranuleSet& held, std::vector<Run>& runs) override {
+        settle(0, layout_.granules(shard_), {held}, runs);
+    }
     std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
     std::size_t mean_floats() const override;
 

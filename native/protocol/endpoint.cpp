@@ -3,6 +3,7 @@
 #include "protocol/endpoint.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace tailcut {
@@ -43,12 +44,25 @@ Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& pe
     const auto rivals = static_cast<Rank>(settings.shape.ranks - 1);
     for (const PeerSettings& peer : peers) peers_.emplace_back(peer, rivals);
     for (Peer& peer : peers_) peer.entered = peer.told_entered = peer.served_below = settings.first_seq;
+    context_.level = settings.level;
     context_.audience = Audience(settings.shape.ranks, settings.multicast.members);
+}
+
+Counters& Counters::operator+=(const Counters& other) {
+    for (const auto count : {&Counters::received_packets, &Counters::received_bytes, &Counters::sent_packets,
+                             &Counters::sent_bytes, &Counters::multicast_packets, &Counters::feedback_packets,
+                             &Counters::feedback_bytes, &Counters::probe_packets, &Counters::lost_packets,
+                             &Counters::resent_packets, &Counters::late_gather_packets,
+                             &Counters::forfeited_shards, &Counters::dropped_history})
+        this->*count += other.*count;
+    for (std::size_t k = 0; k < rejected.size(); ++k) rejected[k] += other.rejected[k];
+    return *this;
 }
 
 // ---- the local rank ---------------------------------------------------------------------------------------
 
-void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) {
+void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms,
+                      std::span<const float> weights) {
     terms_ = terms;
     terms_len_ = static_cast<std::uint32_t>(bucket.size());
     OpReport refused;
@@ -65,7 +79,7 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Te
         refused.bucket_len = static_cast<std::uint32_t>(bucket.size());
         refused.entered_at = refused.finished_at = now;
         refused.contributed = false;
-        std::fill(bucket.begin(), bucket.end(), 0.0f);
+        if (!settings_.elided) std::fill(bucket.begin(), bucket.end(), 0.0f);
         jump(now);
         reports_.push_back(std::move(refused));
         return;
@@ -77,7 +91,7 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Te
     Op* op = variant(seq, slot, static_cast<std::uint32_t>(bucket.size()), true);
     if (!op->owns()) own(now, slot, *op, memory_.take(op->own_floats()));
     ++in_flight_;
-    op->enter(now, ticket, bucket, terms, contributing_);
+    op->enter(now, ticket, bucket, weights, terms, contributing_);
     for (Rank rank = 0; rank < peers_.size(); ++rank)
         if (peers_[rank].left(seq)) op->forsake(rank);
     cast_vote(now, slot, settings_.shape.self, op->layout().bucket_len);
@@ -310,6 +324,8 @@ std::optional<wire::Reject> Endpoint::check_shape(const wire::Header& header,
     const Shape& shape = settings_.shape;
     const bool gather = header.stage() == wire::Stage::kGather;
     if (!header.empty() && header.codec != settings_.codec) return wire::Reject::kType;
+    if (settings_.level == Level::kColumn && !(header.scale >= 0 && std::isfinite(header.scale)))
+        return wire::Reject::kShape;
     if (header.shard >= shape.ranks) return wire::Reject::kShape;
     if (shape.owner(header.shard, header.seq) != (gather ? header.source : shape.self))
         return wire::Reject::kOwner;

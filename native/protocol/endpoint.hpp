@@ -44,7 +44,9 @@ struct Settings {
     Seq first_seq = 0;
     bool resend = true;  // what was lost, while its stage is open
     bool record_fates = false;
-    bool elided = false;  // simulations only: packets without values
+    Rank rows = 1;               // of a grid (grid.hpp); 1: a flat group
+    Level level = Level::kFlat;  // the grid sets it
+    bool elided = false;         // simulations only: packets without values
 };
 
 struct Counters {
@@ -57,6 +59,8 @@ struct Counters {
     std::uint64_t forfeited_shards = 0;                  // owned shards given up because the pool was full
     std::uint64_t dropped_history = 0;                   // means given up before every peer had them
     std::array<std::uint64_t, wire::kRejectReasons> rejected{};
+
+    Counters& operator+=(const Counters& other);
 };
 
 class Endpoint {
@@ -64,8 +68,10 @@ public:
     // `peers` by rank; the own entry is not used.
     Endpoint(const Settings& settings, const std::vector<PeerSettings>& peers);
 
-    // The local rank enters its next op. The bucket must stay valid until the report of `ticket`.
-    void submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms);
+    // The local rank enters its next op. The bucket must stay valid until the report of `ticket`, and so must, in a column,
+    // the weights.
+    void submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms,
+                std::span<const float> weights = {});
     void resynced() { contributing_ = true; }  // the state was copied from a peer: contribute again
     void say_goodbye();                        // enter no more ops, go on serving
     void abort(Time now);                      // end the ops in flight with what has arrived
@@ -78,10 +84,22 @@ public:
     Time next_timer() const;
     void advance(Time now);
 
+    // In a row of a grid: what the column is to average (the grid takes it), and its answer: the means of the granules that are
+    // `held`. An op whose sums have not been taken will hand some on, unless this rank has jumped past it.
+    std::vector<Sums>& sums() { return sums_; }
+    bool will_sum(Seq seq) const;
+    void conclude(Time now, Seq seq, std::uint32_t bucket_len, std::span<const float> means,
+                  const GranuleSet& held, bool non_finite);
+    // In a column: terms of ops that this rank has not entered, and that the ops before one will not be entered.
+    void expect(const Terms& terms) { terms_ = terms; }
+    void skip_to(Seq seq);
+
     std::vector<OpReport>& reports() { return reports_; }  // of ended ops; the driver takes them
     const Counters& counters() const { return counters_; }
     const Memory& memory() const { return memory_; }
     const Peer& peer(Rank rank) const { return peers_[rank]; }
+    std::uint64_t group_tag() const { return settings_.group_tag; }
+    Rank ranks() const { return settings_.shape.ranks; }
     Seq next_seq() const { return next_seq_; }
     bool contributing() const { return contributing_; }
     std::size_t in_flight() const { return in_flight_; }
@@ -128,6 +146,7 @@ private:
     Block room(std::size_t floats, wire::Stage stage, const Op& wanting, Time now);
     void cast_vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_len);
     void settle(Time now, Slot& slot, Op& op);
+    void take_sums(Op& op);
     void finish(Time now, Slot& slot, Op& op, Status status, Ending ending);
     void note_presence(const OpReport& report);
     void note_cuts(OpReport& report);
@@ -182,6 +201,7 @@ private:
     };
     std::deque<Cut> cuts_;  // stages that ended without all, latest last
     std::vector<LateCompletion> late_;
+    std::vector<Sums> sums_;
     std::vector<OpReport> reports_;
     Counters counters_;
 };

@@ -68,6 +68,7 @@ Block Endpoint::room(std::size_t floats, wire::Stage stage, const Op& wanting, T
                 if (op.get() != &wanting && !op->entered() && op->owns() && !op->closed()) victim = op.get();
         if (!victim) return {};
         victim->forfeit(now);
+        take_sums(*victim);
         ++counters_.forfeited_shards;
         mark_all_ready();
     }
@@ -89,10 +90,43 @@ void Endpoint::cast_vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_l
 }
 
 void Endpoint::settle(Time now, Slot& slot, Op& op) {
+    take_sums(op);
     if (op.complete()) finish(now, slot, op, Status::kComplete, Ending::kAll);
 }
 
+void Endpoint::take_sums(Op& op) {
+    if (op.summable()) sums_.push_back(op.sum(bounds_of(op)));
+}
+
+bool Endpoint::will_sum(Seq seq) const {
+    if (seq >= next_seq_) return true;
+    const auto slot = slots_.find(seq);
+    return slot != slots_.end() &&
+           std::any_of(slot->second.variants.begin(), slot->second.variants.end(),
+                       [](const auto& op) { return op->entered() && !op->finished(); });
+}
+
+void Endpoint::conclude(Time now, Seq seq, std::uint32_t bucket_len, std::span<const float> means,
+                        const GranuleSet& held, bool non_finite) {
+    const auto slot = slots_.find(seq);
+    if (slot == slots_.end()) return;
+    for (auto& op : slot->second.variants)
+        if (op->layout().bucket_len == bucket_len) {
+            op->conclude(means, held, non_finite);
+            settle(now, slot->second, *op);
+        }
+    mark_all_ready();
+}
+
+void Endpoint::skip_to(Seq seq) {
+    next_seq_ = std::max(next_seq_, seq);
+    mark_all_ready();
+    retire();
+}
+
 void Endpoint::finish(Time now, Slot& slot, Op& op, Status status, Ending ending) {
+    op.close(now, ending);  // the own contribution leaves with the bucket
+    take_sums(op);
     const bool awaited =
         settings_.resend && (group_path_.awaits(op.seq()) ||
                              std::any_of(peers_.begin(), peers_.end(),

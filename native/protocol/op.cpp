@@ -42,7 +42,8 @@ void Op::hold(Block memory) {
     }
 }
 
-void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing) {
+void Op::enter(Time now, Ticket ticket, std::span<float> bucket, std::span<const float> weights,
+               const Terms& terms, bool contributing) {
     entered_ = true;
     contributing_ = contributing;
     bucket_ = bucket;
@@ -53,10 +54,13 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
     report_.ticket = ticket;
     if (!holds()) hold({});
     means_->enter(bucket, held_);
-    contributions_ = make_contributions(context_, seq_, layout_, planes_, bucket);
+    contributions_ = make_contributions(context_, seq_, layout_, planes_, bucket, weights);
     for (Rank peer = 0; peer < shape_.ranks; ++peer)
         if (peer != shape_.self) steps_[peer] = contributions_->steps(shape_.shard_of(peer, seq_));
-    owned_->enter(now, bucket.data() + layout_.begin(own_shard()), contributing, planes_);
+    const std::uint64_t own = layout_.begin(own_shard());
+    const std::size_t granules = layout_.length(own_shard()) / kGranule;  // a column's bucket has whole ones
+    if (!weights.empty()) weights = weights.subspan(own / kGranule, granules);
+    owned_->enter(now, bucket.data() + own, weights, contributing, planes_);
 }
 
 std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
@@ -121,6 +125,28 @@ void Op::forsake(Rank owner) {
 void Op::forfeit(Time now) {
     own({});
     owned_->close(now, Ending::kDeadline);
+    conclude({}, GranuleSet(layout_.granules(own_shard())), false);
+}
+
+Sums Op::sum(const Bounds& bounds) {
+    summed_ = true;
+    const std::uint32_t granules = layout_.granules(own_shard());
+    Sums sums{seq_,
+              layout_.bucket_len,
+              context_.memory.take(std::size_t{granules} * kGranule),
+              std::vector<float>(granules),
+              non_finite(),
+              owned_->majority_entered_at() + (entered_ ? bounds_ : bounds).scatter};
+    owned_->sum(sums.values(), sums.weights);
+    // Rule 10: it must reach the column, whatever was lost of the values.
+    if (sums.non_finite && !context_.elided) sums.values()[0] = std::numeric_limits<float>::quiet_NaN();
+    return sums;
+}
+
+void Op::conclude(std::span<const float> means, const GranuleSet& held, bool non_finite) {
+    if (owned_->closed()) return;
+    non_finite_ |= non_finite;
+    owned_->conclude(means, held);
 }
 
 // When the own shard was closed and the last parts of all means had come but for those of silent owners.
@@ -276,7 +302,7 @@ void Op::scan_unsent() {
 
 OpReport Op::finish(Time now, Status status, Ending ending, bool awaited, bool record_fates) {
     report_.gather_ending = ending;
-    owned_->close(now, ending);  // the own contribution leaves with the bucket
+    conclude({}, GranuleSet(layout_.granules(own_shard())), false);
     owned_->leave(awaited);
     scan_unsent();
     means_->finish(own_shard(), held_);
@@ -284,7 +310,7 @@ OpReport Op::finish(Time now, Status status, Ending ending, bool awaited, bool r
     // Rule 10: whoever checks gradients for Inf and NaN finds one, whichever packets were lost.
     if (non_finite() && !bucket_.empty()) bucket_[0] = std::numeric_limits<float>::quiet_NaN();
     if (status == Status::kBehind) {  // nothing is reduced for a rank whose parameters are old
-        std::fill(bucket_.begin(), bucket_.end(), 0.0f);
+        if (!context_.elided) std::fill(bucket_.begin(), bucket_.end(), 0.0f);
         for (Rank shard = 0; shard < shape_.ranks; ++shard)
             held_[shard] = GranuleSet(layout_.granules(shard));
     }
@@ -303,6 +329,7 @@ void Op::fill_report(Time now, Status status, bool record_fates) {
     report_.seq = seq_;
     report_.bucket_len = layout_.bucket_len;
     report_.own_shard = own_shard();
+    report_.place = shape_.self;
     report_.non_finite = non_finite();
     report_.contributed = contributing_;
     report_.planes = context_.codec == wire::Codec::kPlanes ? planes_ : 0;

@@ -33,8 +33,9 @@ public:
     void own(Block memory);   // own_floats(); without them the shard can only be closed EMPTY
     void hold(Block memory);  // bucket_len floats
 
-    // The local rank. Needs own(); takes what has already arrived over into the bucket.
-    void enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing);
+    // The local rank. Needs own(); takes what has already arrived over into the bucket. `weights`: in a column, by granule.
+    void enter(Time now, Ticket ticket, std::span<float> bucket, std::span<const float> weights,
+               const Terms& terms, bool contributing);
 
     // Packets that passed the endpoint's checks. scatter() needs own(), gather() needs hold() or an entry.
     std::optional<wire::Reject> scatter(Time now, const wire::Header& header,
@@ -54,11 +55,18 @@ public:
         return owned_ ? owned_->close_at(entered_ ? bounds_ : bounds) : OwnedShard::Close{};
     }
     void close(Time now, Ending ending) { owned_->close(now, ending); }
+
+    // In a row of a grid: the sum of the own shard is there to be taken, once; then the column's answer is waited for.
+    bool summable() const {
+        return context_.level == Level::kRow && owned_ && owned_->scattered() && !summed_;
+    }
+    Sums sum(const Bounds& bounds);  // as close_at()
+    void conclude(std::span<const float> means, const GranuleSet& held, bool non_finite);
     // When the clock ends it for the local rank, and by which rule.
     OwnedShard::Close end_at() const;
 
-    // Ends the op for the caller: what did not come is zero. The bucket is not touched afterwards. `awaited`: some of the
-    // own mean that was sent may have to be sent again.
+    // Ends the op for the caller, whose shard is closed: what did not come is zero. The bucket is not touched afterwards.
+    // `awaited`: some of the own mean that was sent may have to be sent again.
     OpReport finish(Time now, Status status, Ending ending, bool awaited, bool record_fates);
 
     // The next packet for the peer: contributions first, then means. Here and below, a peer may also be the number of ranks:
@@ -117,6 +125,7 @@ private:
         steps_;  // by peer: what is sent of the contribution to its shard, and all of it
 
     std::optional<OwnedShard> owned_;
+    bool summed_ = false;
 
     // means coming in, except for the own shard
     std::unique_ptr<Means> means_;

@@ -23,11 +23,13 @@ OwnedShard::OwnedShard(const OpContext& context, std::uint32_t granules, std::un
       covered_(context.audience.present),
       cursors_(shape_.ranks + 1u) {}
 
-void OwnedShard::enter(Time now, float* bucket_shard, bool contributing, int planes) {
+void OwnedShard::enter(Time now, float* bucket_shard, std::span<const float> weights, bool contributing,
+                       int planes) {
     values_->leave_pool();
     values_->take_over(runs_, bucket_shard);
     if (closed()) return;
-    values_->enter(bucket_shard, planes);
+    values_->enter(bucket_shard, planes, weights);
+    if (scattered()) return;
     note_entry(shape_.self, now);
     ripen(shape_.self, now);
     if (!contributing) return abstain(shape_.self, now);
@@ -43,7 +45,7 @@ void OwnedShard::leave(bool awaited) {
 }
 
 void OwnedShard::abstain(Rank rank, Time now) {
-    if (closed() || abstains_[rank]) return;
+    if (scattered() || abstains_[rank]) return;
     abstains_[rank] = true;
     ripen(rank, now);
     for (std::uint32_t g = 0; g < granules_; ++g) settled_[g] += !arrived_[rank].test(g);
@@ -53,7 +55,9 @@ void OwnedShard::abstain(Rank rank, Time now) {
 void OwnedShard::end(Rank rank, Time now) {
     ended_[rank] = true;
     uncover(rank);
-    const bool all = std::count(ended_.begin(), ended_.end(), true) == shape_.ranks - 1;
+    // In a row, other rows may still apply it.
+    const bool all =
+        context_.level != Level::kRow && std::count(ended_.begin(), ended_.end(), true) == shape_.ranks - 1;
     if (!all || closed()) return abstain(rank, now);
     for (GranuleSet& arrived : arrived_) arrived.keep_only(final_);
     close(now, Ending::kDeadline);
@@ -63,7 +67,7 @@ std::optional<wire::Reject> OwnedShard::contribute(const wire::Header& header, s
                                                    std::uint32_t last, std::span<const std::byte> payload,
                                                    Time now) {
     const Rank from = header.source;
-    if (closed() || abstains_[from]) return wire::Reject::kLate;
+    if (scattered() || abstains_[from]) return wire::Reject::kLate;
     if (arrived_[from].any(first, last)) return wire::Reject::kDuplicate;
     arrived_[from].set(first, last);
     last_at_[from] = now;
@@ -101,7 +105,7 @@ Time OwnedShard::ripe_at() const {
 // Rule 1: the clock is started by the majority, because one started by the fastest rank would throw the others
 // away; the first arrival only caps it.
 OwnedShard::Close OwnedShard::close_at(const Bounds& bounds) const {
-    if (closed() || entries_.empty()) return {};
+    if (scattered() || entries_.empty()) return {};
     Close close{entries_.front() + bounds.scatter_cap, Ending::kBound};
     if (entries_.size() >= majority())
         close.at = std::min(close.at, entries_[majority() - 1] + bounds.scatter);
@@ -113,7 +117,7 @@ OwnedShard::Close OwnedShard::close_at(const Bounds& bounds) const {
 
 // Close by the clock: every granule becomes final with whoever delivered it.
 void OwnedShard::close(Time now, Ending ending) {
-    if (closed()) return;
+    if (scattered()) return;
     ending_ = ending;
     for (auto& settled : settled_) settled = shape_.ranks;
     settle_complete(0, granules_, now);
@@ -127,15 +131,26 @@ void OwnedShard::settle_complete(std::uint32_t first, std::uint32_t last, Time n
         if (!due(first)) continue;
         while (end < last && due(end)) ++end;
         complete_.set(first, end);
-        fresh_.clear();
+        complete_granules_ += end - first;
+        if (context_.level == Level::kRow) continue;
         non_finite_ |= values_->settle(first, end, arrived_, fresh_);
-        for (const Run& run : fresh_) {
-            final_.set(run.first, run.last);
-            final_granules_ += run.last - run.first;
-            append(run);
-        }
+        take_fresh();
     }
-    if (closed()) closed_at_ = now;
+    if (scattered()) closed_at_ = now;
+}
+
+void OwnedShard::conclude(std::span<const float> means, const GranuleSet& held) {
+    values_->conclude(means, held, fresh_);
+    take_fresh();
+}
+
+void OwnedShard::take_fresh() {
+    for (const Run& run : fresh_) {
+        final_.set(run.first, run.last);
+        final_granules_ += run.last - run.first;
+        append(run);
+    }
+    fresh_.clear();
 }
 
 void OwnedShard::append(Run run) {

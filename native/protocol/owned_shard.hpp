@@ -17,8 +17,8 @@ public:
     OwnedShard(const OpContext& context, std::uint32_t granules, std::unique_ptr<Reduction> values);
 
     // The caller's shard: holds the own contribution, if there is one, and receives the mean in its place.
-    // The memory is no longer the pool's.
-    void enter(Time now, float* bucket_shard, bool contributing, int planes);
+    // The memory is no longer the pool's. `weights`: in a column, of the own contribution, by granule.
+    void enter(Time now, float* bucket_shard, std::span<const float> weights, bool contributing, int planes);
     // The caller takes its shard back. What a peer has not been sent yet is saved, and what it may need again.
     void leave(bool awaited);
     // The rank will deliver nothing (more). Its missing granules are waited for no longer.
@@ -39,8 +39,12 @@ public:
     Close close_at(const Bounds& bounds) const;
     void close(Time now, Ending ending);  // reduce what has arrived
 
+    // Nothing more is waited for. In a row of a grid the mean is not final by that: it comes from the column.
+    bool scattered() const { return complete_granules_ == granules_; }
+    void sum(std::span<float> sums, std::span<float> weights) { values_->sum(arrived_, sums, weights); }
+    void conclude(std::span<const float> means, const GranuleSet& held);
     bool closed() const { return final_granules_ == granules_; }
-    Time closed_at() const { return closed_at_; }
+    Time closed_at() const { return closed_at_; }  // when it was scattered
     Ending ending() const { return ending_; }
     Time majority_entered_at() const { return entries_.size() < majority() ? -1 : entries_[majority() - 1]; }
     const std::vector<Time>& entered_at() const { return entered_at_; }
@@ -74,6 +78,7 @@ public:
 
 private:
     void settle_complete(std::uint32_t first, std::uint32_t last, Time now);
+    void take_fresh();
     void append(Run run);
     void ripen(Rank rank, Time now);  // nothing of note is to come from it
     Time ripe_at() const;
@@ -99,7 +104,7 @@ private:
     std::vector<Time> last_at_;           // by rank: its latest packet; -1: none yet
     std::vector<Time> ripe_at_;           // by rank: its last part came; -1: not yet
     std::uint32_t unripe_;                // ranks that have not
-    std::uint32_t final_granules_ = 0;
+    std::uint32_t complete_granules_ = 0, final_granules_ = 0;
     Time closed_at_ = 0;
     Ending ending_ = Ending::kAll;
     bool non_finite_ = false;
@@ -107,7 +112,7 @@ private:
     std::vector<Run> runs_;
     Audience::Set covered_;           // served by multicast
     std::vector<RunCursor> cursors_;  // by peer, then of multicast
-    std::vector<Run> fresh_;          // scratch of settle_complete
+    std::vector<Run> fresh_;          // scratch: runs that have become final
 };
 
 }  // namespace tailcut

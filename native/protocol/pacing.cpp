@@ -83,6 +83,8 @@ void RateControl::learn(Time now, const Sample& sample) {
     srtt_ = srtt_ == 0 ? sample.rtt : srtt_ + (sample.rtt - srtt_) / 8;
     base_rtt_ = base_rtt_ == 0 ? sample.rtt : std::min(base_rtt_, sample.rtt);
     keep_base(now, sample.delay);
+    // What is in flight is the limit while starting, not a rate for a round trip that was only assumed.
+    if (starting_) rate_ = std::max(rate_, start_bytes_ / static_cast<double>(srtt_) * kSecond);
     if (!starting_) jumps_ += (std::abs(sample.delay - delay_) - jumps_) / 16;
     delay_ = sample.delay;
     const bool first = sum_.rtt == 0;
@@ -155,11 +157,10 @@ void RateControl::start_up(bool congested) {
     stalled_ = delivered_ > 1.25 * best_ ? 0 : stalled_ + 1;
     best_ = std::max(best_, delivered_);
     starting_ = !congested && stalled_ < 3;
+    // At least what was in flight came in a round trip, also if there was no more to send.
+    const double carried = std::max(delivered_, start_bytes_ / static_cast<double>(srtt_) * kSecond);
+    rate_ = starting_ ? std::max(rate_, 2 * delivered_) : std::min(rate_, carried);
     start_bytes_ *= 2;
-    if (starting_)
-        rate_ = std::max(rate_, 2 * delivered_);
-    else if (delivered_ > 0)
-        rate_ = std::min(rate_, delivered_);
 }
 
 // From half of what it had before the other came, at the plateau of CUBIC's curve.

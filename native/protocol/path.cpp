@@ -46,7 +46,9 @@ void Path::stamp(Time now, wire::Header& header) {
         static_cast<std::uint32_t>(std::min<std::uint64_t>(window_bytes_, rate_.most_in_flight(now)));
     const std::uint32_t ask = std::clamp((paced_ ? most : window_bytes_) / 4,
                                          kLeastAskPackets * packet_bytes_, kMostAskPackets * packet_bytes_);
-    if (unasked_ >= ask) header.flags |= wire::kReplyWanted;
+    // The last that may be in flight asks if none of the others has: nothing would come back before a probe.
+    const bool last = paced_ && unasked_ + 2 * packet_bytes_ > most;
+    if (unasked_ >= ask || last) header.flags |= wire::kReplyWanted;
 }
 
 void Path::sent(const wire::Header& header, const Parcel& parcel, std::uint32_t bytes) {

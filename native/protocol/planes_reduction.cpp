@@ -78,21 +78,73 @@ bool PlanesReduction::reduce(const codec::Stripe& stripe, const std::vector<Gran
                              std::vector<Run>& runs) {
     const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
     const std::size_t coords = std::size_t{last - first} * kGranule;
-    codec::RotatedStripe mean{stripe.blocks, grown(context_.stripe, coords), {}}, own;
-    if (bucket_shard_ && arrived[context_.shape.self].any(first, last))
-        own = codec::rotate_stripe({bucket_shard_, layout_.length(shard_)}, stripe.blocks, keys_,
-                                   grown(context_.own, coords));
+    const codec::RotatedStripe own = own_stripe(stripe, arrived);
+    codec::RotatedStripe mean{stripe.blocks, grown(context_.stripe, coords), {}};
     for (std::size_t b = 0; b < stripe.blocks.size(); ++b)
         mean.scales.push_back(reduce_block(stripe.blocks[b], mean.block(b), own, b, arrived));
+    encode(stripe, mean, runs);
+    return mean.non_finite();
+}
 
+// The own contribution, rotated, if there is one.
+codec::RotatedStripe PlanesReduction::own_stripe(const codec::Stripe& stripe,
+                                                 const std::vector<GranuleSet>& arrived) const {
+    const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
+    if (!bucket_shard_ || !arrived[context_.shape.self].any(first, last)) return {};
+    return codec::rotate_stripe({bucket_shard_, layout_.length(shard_)}, stripe.blocks, keys_,
+                                grown(context_.own, std::size_t{last - first} * kGranule));
+}
+
+void PlanesReduction::encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean,
+                             std::vector<Run>& runs) {
     const std::vector<codec::PacketRun> packets = cut_at_gaps(stripe, runs);
     if (!packets.empty()) {
-        const auto heads = codec::encode_stripe(mean, packets, keys_, planes_, mean_slot(first));
+        const auto heads =
+            codec::encode_stripe(mean, packets, keys_, planes_, mean_slot(stripe.first_granule()));
         std::copy(heads.begin(), heads.end(), heads_.begin() + stripe.blocks.front().index);
     }
     for (const codec::BlockSpan& block : stripe.blocks)
         if (bucket_shard_) apply(block, bucket_shard_);
-    return mean.non_finite();
+}
+
+// In the rotated domain, where the mean is taken.
+void PlanesReduction::sum(const std::vector<GranuleSet>& arrived, std::span<float> sums,
+                          std::span<float> weights) {
+    std::fill(sums.begin(), sums.end(), 0.0f);
+    std::fill(weights.begin(), weights.end(), 0.0f);
+    const codec::SendOrder order = send_order();
+    for (std::uint32_t k = 0; k < order.stripes(); ++k) {
+        const codec::Stripe stripe = order.stripe(k);
+        const codec::RotatedStripe own = own_stripe(stripe, arrived);
+        for (std::size_t b = 0; b < stripe.blocks.size(); ++b) {
+            const codec::BlockSpan& block = stripe.blocks[b];
+            accumulate_block(block, sums.subspan(block.begin, block.length),
+                             weights.subspan(block.first_granule(), block.length / kGranule), own, b,
+                             arrived);
+        }
+    }
+}
+
+// Every row encodes the same mean, so it may only depend on that: nothing is known of the weights behind it.
+void PlanesReduction::conclude(std::span<const float> means, const GranuleSet& held, std::vector<Run>& runs) {
+    if (unsettled_.empty()) runs.push_back({0, layout_.granules(shard_), true});  // without coordinates
+    present_ = held;
+    const codec::SendOrder order = send_order();
+    for (std::uint32_t k = 0; k < order.stripes(); ++k) {
+        const codec::Stripe stripe = order.stripe(k);
+        const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
+        const std::size_t coords = std::size_t{last - first} * kGranule;
+        codec::RotatedStripe mean{stripe.blocks, grown(context_.stripe, coords), {}};
+        for (std::size_t b = 0; b < stripe.blocks.size(); ++b) {
+            const codec::BlockSpan& block = stripe.blocks[b];
+            const std::uint32_t present = held.count(block.first_granule(), block.last_granule());
+            const auto z = mean.block(b);
+            if (present > 0) std::copy_n(means.begin() + block.begin, block.length, z.begin());
+            mean.scales.push_back(codec::scale_of_mean(z, std::size_t{present} * kGranule, false, false));
+        }
+        encode(stripe, mean, runs);
+        unsettled_[k] = 0;
+    }
 }
 
 // Rules 4 and 5: Σ c_b(q)·σ / Σ w_b in rank order; the own contribution as it is.
@@ -102,6 +154,24 @@ codec::Scale PlanesReduction::reduce_block(const codec::BlockSpan& block, std::s
     std::array<float, codec::kBlock / kGranule> weights{};
     const std::uint32_t granules = block.length / kGranule, begin = block.first_granule();
     std::fill(sums.begin(), sums.end(), 0.0f);
+    const bool gaussian = accumulate_block(block, sums, weights, own, index, arrived);
+    std::uint32_t present = 0;
+    const bool even = std::all_of(weights.begin(), weights.begin() + granules,
+                                  [&](float weight) { return weight == weights[0]; });
+    for (std::uint32_t g = 0; g < granules; ++g) {
+        if (weights[g] == 0) continue;
+        ++present;
+        present_.set(begin + g, begin + g + 1);
+        for (float& value : sums.subspan(g * kGranule, kGranule)) value /= weights[g];
+    }
+    return codec::scale_of_mean(sums, std::size_t{present} * kGranule, gaussian, even);
+}
+
+// Adds to sums and, by granule, to weights. Returns whether the sum is as good as Gaussian.
+bool PlanesReduction::accumulate_block(const codec::BlockSpan& block, std::span<float> sums,
+                                       std::span<float> weights, const codec::RotatedStripe& own,
+                                       std::size_t index, const std::vector<GranuleSet>& arrived) const {
+    const std::uint32_t granules = block.length / kGranule, begin = block.first_granule();
     bool gaussian = true;  // unless somebody's values are few: coarse, or those of a block far from Gaussian
     for (Rank rank = 0; rank < layout_.ranks; ++rank) {
         if (rank == context_.shape.self) {
@@ -117,20 +187,11 @@ codec::Scale PlanesReduction::reduce_block(const codec::BlockSpan& block, std::s
             const std::uint32_t at = piece.first - begin;
             const codec::Cut cut =
                 codec::accumulate(piece.head, {slot(rank, piece.first), piece.payload_bytes},
-                                  sums.subspan(at * kGranule), std::span(weights).subspan(at));
+                                  sums.subspan(at * kGranule), weights.subspan(at));
             gaussian = gaussian && cut.bits >= codec::kMeasuredBits && !codec::far_from_gaussian(piece.head);
         }
     }
-    std::uint32_t present = 0;
-    const bool even = std::all_of(weights.begin(), weights.begin() + granules,
-                                  [&](float weight) { return weight == weights[0]; });
-    for (std::uint32_t g = 0; g < granules; ++g) {
-        if (weights[g] == 0) continue;
-        ++present;
-        present_.set(begin + g, begin + g + 1);
-        for (float& value : sums.subspan(g * kGranule, kGranule)) value /= weights[g];
-    }
-    return codec::scale_of_mean(sums, std::size_t{present} * kGranule, gaussian, even);
+    return gaussian;
 }
 
 // The packets of a stripe without the granules that nobody delivered, and all of it as runs, in the order of sending.

@@ -43,7 +43,7 @@ public:
     }
     static std::size_t floats(const Layout& layout) { return layout.ranks * mean_floats(layout); }
 
-    void enter(float* bucket_shard, int planes) override {
+    void enter(float* bucket_shard, int planes, std::span<const float>) override {
         bucket_shard_ = bucket_shard;
         planes_ = planes;
     }
@@ -52,6 +52,9 @@ public:
     void save() override {}
     bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                 std::vector<Run>& runs) override;
+    void sum(const std::vector<GranuleSet>& arrived, std::span<float> sums,
+             std::span<float> weights) override;
+    void conclude(std::span<const float> means, const GranuleSet& held, std::vector<Run>& runs) override;
     std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
     void take_over(std::span<const Run> runs, float* bucket_shard) const override;
     void leave(bool) override { bucket_shard_ = nullptr; }
@@ -77,9 +80,15 @@ private:
     std::byte* mean_slot(std::uint32_t granule) const { return mean_ + granule * codec::kSlotBytes; }
     codec::SendOrder send_order() const;
     bool reduce(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived, std::vector<Run>& runs);
+    codec::RotatedStripe own_stripe(const codec::Stripe& stripe,
+                                    const std::vector<GranuleSet>& arrived) const;
     codec::Scale reduce_block(const codec::BlockSpan& block, std::span<float> sums,
                               const codec::RotatedStripe& own, std::size_t index,
                               const std::vector<GranuleSet>& arrived);
+    bool accumulate_block(const codec::BlockSpan& block, std::span<float> sums, std::span<float> weights,
+                          const codec::RotatedStripe& own, std::size_t index,
+                          const std::vector<GranuleSet>& arrived) const;
+    void encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean, std::vector<Run>& runs);
     std::vector<codec::PacketRun> cut_at_gaps(const codec::Stripe& stripe, std::vector<Run>& runs);
     codec::PlanesHead head_at(std::uint32_t granule) const;
     void apply(const codec::BlockSpan& block, float* bucket_shard) const;

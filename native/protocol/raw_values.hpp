@@ -7,8 +7,10 @@ namespace tailcut {
 
 class RawContributions final : public Contributions {
 public:
-    RawContributions(const OpContext& context, Seq seq, const Layout& layout, std::span<const float> bucket)
-        : context_(context), seq_(seq), layout_(layout), bucket_(bucket) {}
+    // `weights`: in a column, by granule of the bucket.
+    RawContributions(const OpContext& context, Seq seq, const Layout& layout, std::span<const float> bucket,
+                     std::span<const float> weights)
+        : context_(context), seq_(seq), layout_(layout), bucket_(bucket), weights_(weights) {}
 
     std::uint32_t steps(Rank shard) const override { return layout_.granules(shard); }
     bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
@@ -19,7 +21,7 @@ private:
     const OpContext& context_;
     const Seq seq_;
     const Layout layout_;
-    const std::span<const float> bucket_;
+    const std::span<const float> bucket_, weights_;
 };
 
 class RawReduction final : public Reduction {
@@ -28,12 +30,15 @@ public:
     RawReduction(const OpContext& context, Seq seq, const Layout& layout, Block memory);
     static std::size_t floats(const Layout& layout) { return layout.shard_stride() * layout.ranks; }
 
-    void enter(float* bucket_shard, int) override { bucket_shard_ = bucket_shard; }
+    void enter(float* bucket_shard, int, std::span<const float> weights) override;
     void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
     void save() override;
     bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                 std::vector<Run>& runs) override;
+    void sum(const std::vector<GranuleSet>& arrived, std::span<float> sums,
+             std::span<float> weights) override;
+    void conclude(std::span<const float> means, const GranuleSet& held, std::vector<Run>& runs) override;
     std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
     void take_over(std::span<const Run> runs, float* bucket_shard) const override;
     void leave(bool needed) override;
@@ -53,16 +58,20 @@ private:
     };
     float* slot(Rank rank) const;
     const float* source(Rank rank, std::uint32_t granule) const;
+    float* weights_of(Rank rank) { return weights_.data() + std::size_t{rank} * granules_; }
+    float find_sources(const std::vector<GranuleSet>& arrived, std::uint32_t first, std::uint32_t& last);
     float* result() const { return bucket_shard_ ? bucket_shard_ : mean_; }
 
     const OpContext& context_;
     const Layout layout_;
     const Rank shard_;
+    const std::uint32_t granules_;
     Block memory_;
     float* mean_;
     float* bucket_shard_ = nullptr;
     Offer offer_;
-    std::vector<const float*> sources_;  // scratch of settle()
+    std::vector<float> weights_;         // in a column: by rank and granule
+    std::vector<const float*> sources_;  // scratch of find_sources()
 };
 
 class RawMeans final : public Means {

@@ -1,4 +1,4 @@
-// What one op tells its caller: plain values, complete when the op ends.
+// What one op tells its caller: plain values, complete when the op ends. Ranks are those of the endpoint's group.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +43,7 @@ struct OpReport {
     Seq behind_ops = 0;
     std::uint32_t bucket_len = 0;
     Rank own_shard = 0;
+    Rank place = 0;  // of this rank in what is by rank below: in a grid, that is the row
     bool non_finite = false;
     bool contributed = true;
     int planes = 0;  // bits a coordinate that this rank sent; 0: raw
@@ -62,6 +63,7 @@ struct OpReport {
     // DATA that came from it since the last report, and that is missing in between
     std::vector<std::uint32_t> received_from_packets, received_lost_packets;
     std::vector<LateCompletion> late;
+    std::vector<OpReport> column;  // in a grid: ops of the column that have ended since the last report
 
     std::vector<std::uint32_t> shard_lengths;  // by owner: the coordinates of its shard in this op
 

@@ -84,6 +84,9 @@ struct Terms {
     Bounds bounds;
     int planes = 16;          // bits of a coordinate that it sends; not looked at by raw
     std::uint8_t incast = 0;  // senders at once that it asks for; 0: any number
+    // The same for the column of a grid, where one op is a part of the row's GATHER
+    Bounds column_bounds{};
+    std::uint8_t column_incast = 0;
 };
 
 }  // namespace tailcut

@@ -24,13 +24,14 @@ std::size_t owned_floats(wire::Codec codec, const Layout& layout) {
 }
 
 std::unique_ptr<Contributions> make_contributions(OpContext& context, Seq seq, const Layout& layout,
-                                                  int planes, std::span<const float> bucket) {
+                                                  int planes, std::span<const float> bucket,
+                                                  std::span<const float> weights) {
     if (context.elided && context.codec == wire::Codec::kPlanes)
         return std::make_unique<ElidedPlanesContributions>(context, seq, layout, planes);
     if (context.elided) return std::make_unique<ElidedRawContributions>(context, seq, layout);
     if (context.codec == wire::Codec::kPlanes)
         return std::make_unique<PlanesContributions>(context, seq, layout, planes, bucket);
-    return std::make_unique<RawContributions>(context, seq, layout, bucket);
+    return std::make_unique<RawContributions>(context, seq, layout, bucket, weights);
 }
 
 std::unique_ptr<Reduction> make_reduction(OpContext& context, Seq seq, const Layout& layout, int planes,

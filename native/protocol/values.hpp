@@ -44,6 +44,26 @@ struct Outgoing {
     std::shared_ptr<const void> keeper;  // keeps encoded bytes alive, whatever the op does next
 };
 
+// What the owner of a shard in a row of a grid has to hand on to its column: the sum of what arrived, and by granule how many
+// contributions that is.
+struct Sums {
+    Seq seq;
+    std::uint32_t bucket_len;
+    Block block;
+    std::vector<float> weights;
+    bool non_finite;
+    Time due;  // when the shard would have been closed without all of it: other rows may need as long
+
+    std::span<float> values() const { return {block.data(), weights.size() * kGranule}; }
+};
+
+// Where a group stands in a grid (grid.hpp).
+enum class Level : std::uint8_t {
+    kFlat,    // nowhere: it is all there is
+    kRow,     // what an owner has summed goes to its column before it is a mean
+    kColumn,  // contributions are sums, with weights
+};
+
 // What all ops of an endpoint share.
 struct OpContext {
     OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::PacketLimits> limits, Memory& memory,
@@ -54,7 +74,8 @@ struct OpContext {
     std::vector<codec::PacketLimits> limits;  // by peer, then of multicast, if there is any
     codec::PacketLimits gather_limits;        // the least of all: a mean is encoded once, for everybody
     Memory& memory;
-    bool elided;               // values are not there (elided_values.hpp)
+    bool elided;  // values are not there (elided_values.hpp)
+    Level level = Level::kFlat;
     std::vector<bool> silent;  // by rank: nothing was heard of it for several ops
     std::size_t silent_count = 0;
     Time heard_at = -1;  // of anybody
@@ -91,8 +112,9 @@ public:
 class Reduction {
 public:
     virtual ~Reduction() = default;
-    // Where the own contribution is, if there is one, and where the mean goes until leave(); and its planes.
-    virtual void enter(float* bucket_shard, int planes) = 0;
+    // Where the own contribution is, if there is one, and where the mean goes until leave(); its planes; and, in a column,
+    // its weights by granule.
+    virtual void enter(float* bucket_shard, int planes, std::span<const float> weights) = 0;
     // Granules [first, last) of a contribution. save() follows, and in between perhaps settle().
     virtual void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                        std::span<const std::byte> payload) = 0;
@@ -101,6 +123,12 @@ public:
     // Returns whether any mean is Inf or NaN. Contributions are those that `arrived`, by rank, says.
     virtual bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                         std::vector<Run>& runs) = 0;
+    // In a row of a grid there is no settle(). When nothing more will come: the sum of what arrived, which the column
+    // averages, and by granule how many contributions it stands for, less what quantization took from them;
+    virtual void sum(const std::vector<GranuleSet>& arrived, std::span<float> sums,
+                     std::span<float> weights) = 0;
+    // then the mean, of the granules in `held`: all becomes final.
+    virtual void conclude(std::span<const float> means, const GranuleSet& held, std::vector<Run>& runs) = 0;
     // The next packet of a run, cut to what is left of it: fills in payload, place and codec, returns its granules.
     virtual std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const = 0;
     // Writes the mean of these runs, which became final before enter().
@@ -134,7 +162,8 @@ public:
 std::size_t owned_floats(wire::Codec codec, const Layout& layout);
 
 std::unique_ptr<Contributions> make_contributions(OpContext& context, Seq seq, const Layout& layout,
-                                                  int planes, std::span<const float> bucket);
+                                                  int planes, std::span<const float> bucket,
+                                                  std::span<const float> weights);
 std::unique_ptr<Reduction> make_reduction(OpContext& context, Seq seq, const Layout& layout, int planes,
                                           Block memory);
 std::unique_ptr<Means> make_means(OpContext& context, Seq seq, const Layout& layout, Block memory);

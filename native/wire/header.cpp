@@ -145,6 +145,10 @@ Parsed parse(std::span<const std::byte> datagram) {
     return parsed;
 }
 
+std::uint64_t tag_of(std::span<const std::byte> datagram) {
+    return datagram.size() < kHeaderBytes ? 0 : get<std::uint64_t>(datagram, kAtGroupTag) & kTagMask;
+}
+
 std::size_t stated_payload_bytes(const Header& header) {
     if (header.type != Type::kData || header.empty()) return 0;
     if (header.codec == Codec::kRaw) return std::size_t{header.count} * sizeof(float);

@@ -75,7 +75,8 @@ struct Header {
     std::uint8_t planes = 0;               // bits per coordinate; 0 for raw
     std::uint32_t stamp_us = 0;            // strictly increasing per source and destination
     std::uint32_t entry_us = kNotEntered;  // age of the source's entry into the op when this was sent
-    float scale = 0;  // planes: σ of the block; NaN, with kNonFinite: it holds an Inf or a NaN
+    // planes: σ of the block; NaN, with kNonFinite: it holds an Inf or a NaN. raw, in a column of a grid: the weight of the sums
+    float scale = 0;
     std::uint16_t gain_full =
         0;  // planes: measured gain at the sent planes, fp16, as codec/gains.hpp defines it
     std::uint16_t gain_one = 0;  // the same at one plane; 0: not measured, and no table follows plane 1
@@ -95,6 +96,8 @@ struct Parsed {
     Reject reason = Reject::kShort;
 };
 Parsed parse(std::span<const std::byte> datagram);
+// The group tag alone, of anything that has a header's length; 0: it has not.
+std::uint64_t tag_of(std::span<const std::byte> datagram);
 
 inline constexpr int kMaxPlanes = 16;
 inline constexpr int kMeasuredPlanes = 9;  // gains are stated up to this number of planes

@@ -88,6 +88,10 @@ class Config:
     lanes: int = _setting("lanes", int, 1)
     """Engine threads, each with a socket and a pool. More than one only helps with idle cores. Agreed."""
 
+    rows: int = _setting("rows", int, 0)
+    """Rows of neighbours into which the ranks are cut (docs/grid.md): a rank then talks to its row and to one
+    rank of each other row. 0: as many as a row is long, from 64 ranks on; 1: all talk to all. Agreed."""
+
     resend: bool = _setting("resend", flag, True)
     """Send lost packets again while the stage is open. Off: what is lost stays lost."""
 
@@ -152,6 +156,8 @@ class Config:
             raise ConfigError(f"dscp={self.dscp} must be between 0 and 63")
         if not 1 <= self.lanes <= 64:
             raise ConfigError(f"lanes={self.lanes} must be between 1 and 64")
+        if self.rows < 0:
+            raise ConfigError(f"rows={self.rows} must not be negative; 0 chooses")
         if not 0 <= self.straggler_share <= 1:
             raise ConfigError(f"straggler_share={self.straggler_share} must be between 0 and 1")
         if not 0 <= self.seed < 1 << 64:
@@ -174,5 +180,8 @@ class Config:
     @property
     def agreed(self) -> dict[str, int | str]:
         """What every rank of a group must have alike."""
-        names = ("window_ops", "lanes", "seed", "codec", "multicast", "bound_from_bytes", "bound_sums")
+        names = (
+            *("window_ops", "lanes", "seed", "codec", "multicast", "rows"),
+            *("bound_from_bytes", "bound_sums"),
+        )
         return {name: getattr(self, name) for name in names}

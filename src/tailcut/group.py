@@ -25,7 +25,8 @@ from tailcut.addresses import is_loopback
 from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
 from tailcut.config import Config
 from tailcut.errors import ClosedError, ConfigError, TailcutError
-from tailcut.policy.steering import FixedSteering, Steering
+from tailcut.grid import grid_of
+from tailcut.policy.grid import GridSteering
 from tailcut.rendezvous import Roster, Route, local_address, meet, open_lanes
 from tailcut.report import Report, outcome_of
 from tailcut.stats import Stats
@@ -97,13 +98,14 @@ class Group:
         self._in_flight: dict[
             tuple[int, int], tuple[npt.NDArray[np.float32], weakref.ref[Work], Hashable]
         ] = {}
-        steering = Steering if self.config.adaptive else FixedSteering
-        self._steering = steering(
+        self._grid = grid_of(world_size, self.config.rows, self.config.multicast)
+        self._steering = GridSteering(
             rank=rank,
-            ranks=world_size,
+            grid=self._grid,
             deadline_s=self.config.deadline_s,
             planes=self.config.planes,
             straggler_share=self.config.straggler_share,
+            adaptive=self.config.adaptive,
         )
         self._lanes = self._open(store, name)
         _open_groups.add(self)
@@ -111,7 +113,7 @@ class Group:
     def _open(self, store: Store, name: str) -> list[_native.UdpLane]:
         config = self.config
         lanes = open_lanes(config)
-        roster = meet(store, name, self.rank, self.world_size, lanes, config)
+        roster = meet(store, name, self.rank, self._grid, lanes, config)
         buffer_bytes = min(lane.receive_buffer_bytes for lane in lanes)
         self.tag = roster.tag
         self.local_address = local_address(roster, self.rank)
@@ -140,6 +142,7 @@ class Group:
         lane.start(
             rank=self.rank,
             ranks=self.world_size,
+            rows=self._grid.rows,
             seed=self.config.seed,
             group_tag=(roster.tag + index) % _native.TAGS,
             window_ops=self.config.window_ops,
@@ -279,7 +282,7 @@ class Group:
         native = lane.wait(ticket, timeout_ns)
         if native is None:
             return None
-        outcome = outcome_of(native, self.rank)
+        outcome = outcome_of(native, self._grid, self.rank)
         with self._lock:
             _, _, key = self._in_flight.pop((lane_index, ticket), (None, None, None))
             self._keys.discard(key)

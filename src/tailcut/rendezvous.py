@@ -28,6 +28,7 @@ from tailcut.addresses import (
 )
 from tailcut.config import Config
 from tailcut.errors import ConfigError, PeerError
+from tailcut.grid import Grid
 from tailcut.handshake import Candidate, Contact, Handshake
 from tailcut.multicast import Medium, Multicast, choose_interface, fewest_members, group_address, refusal
 from tailcut.multicast_probe import Peer, Probe
@@ -99,9 +100,7 @@ def open_lanes(config: Config) -> list[_native.UdpLane]:
     return [open_lane(bound, config) for _ in range(config.lanes)]
 
 
-def _make_card(
-    config: Config, lanes: Sequence[_native.UdpLane], world_size: int, post: socket.socket
-) -> Card:
+def _make_card(config: Config, lanes: Sequence[_native.UdpLane], grid: Grid, post: socket.socket) -> Card:
     bound = bind_address(config)
     buffer_bytes = min(lane.receive_buffer_bytes for lane in lanes)
     return Card(
@@ -109,9 +108,10 @@ def _make_card(
         addresses=[bound] if bound else [a for a in interfaces().values() if not is_loopback(a)],
         loopback=bound in ("", LOOPBACK),
         ports=[lane.port for lane in lanes],
-        window_bytes=_native.credit_window_bytes(buffer_bytes, world_size),
+        window_bytes=_native.credit_window_bytes(buffer_bytes, grid.senders),
         pool_bytes=config.pool_bytes,
-        agreed=config.agreed,
+        # Every row encodes the same mean.
+        agreed=config.agreed | ({"planes": config.planes} if grid.rows > 1 else {}),
         instance=os.urandom(16).hex(),
         post_port=post.getsockname()[1],
     )
@@ -128,15 +128,15 @@ def meet(
     store: Store,
     name: str,
     rank: int,
-    world_size: int,
+    grid: Grid,
     lanes: Sequence[_native.UdpLane],
     config: Config,
 ) -> Roster:
     """Publish our card, read everybody's, agree, shake hands. Raises PeerError naming who did not come."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as post:
         post.bind((bind_address(config), 0))
-        card = _make_card(config, lanes, world_size, post)
-        meeting = _Meeting(store, name, rank, world_size, card, config)
+        card = _make_card(config, lanes, grid, post)
+        meeting = _Meeting(store, name, rank, grid.ranks, card, config)
         with Handshake(lanes, post, bytes.fromhex(card.instance)) as handshake:
             return meeting.hold(handshake)
 

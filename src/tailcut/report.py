@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from tailcut import _native
 from tailcut.errors import ClosedError, ConfigError, TailcutError
+from tailcut.grid import Grid
 
 Status = Literal["complete", "deadline", "behind"]
 Stage = Literal["scatter", "gather"]
@@ -46,7 +47,8 @@ class LateCompletion(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """One op as this rank saw it. Fractions are of coordinates; tuples are indexed by rank."""
+    """One op as this rank saw it. Fractions are of coordinates; tuples are indexed by rank: in a grid, by
+    place in ``members``."""
 
     seq: int
     status: Status
@@ -109,16 +111,23 @@ class Report:
     """Stages of earlier ops that have turned out complete since the last report."""
     verdicts: tuple[Verdict, ...] = ()
     """Who was late, and why (docs/time.md)."""
+    members: Sequence[int] = ()
+    """The ranks that the tuples are about: all, or in a grid those of this rank's row (docs/grid.md)."""
+    column: tuple[Report, ...] = ()
+    """In a grid: the ops of this rank's column that have ended since its last report. There, contributions
+    are the sums of rows."""
 
     missing_from: tuple[int, ...] = field(init=False)
     """Ranks whose contribution to this rank's shard, or whose mean, is missing in part or whole."""
 
     def __post_init__(self) -> None:
-        silent = {rank for rank, share in enumerate(self.gather_lost) if share > 0}
+        if not self.members:
+            object.__setattr__(self, "members", range(len(self.scatter_lost)))
+        silent = {rank for rank, share in zip(self.members, self.gather_lost, strict=False) if share > 0}
         owing = {
             rank
             for lost in (self.scatter_lost, self.gather_empty)
-            for rank, share in enumerate(lost)
+            for rank, share in zip(self.members, lost, strict=False)
             if share > 0 and rank not in self.abstained
         }
         object.__setattr__(self, "missing_from", tuple(sorted(silent | owing)))
@@ -153,7 +162,7 @@ _STAGES: tuple[Stage, Stage] = ("scatter", "gather")
 _ENDINGS: dict[str, Ending] = {"ALL": "all", "GRACE": "grace", "BOUND": "bound", "DEADLINE": "deadline"}
 
 
-def _from_native(native: _native.OpReport, rank: int) -> Report:
+def _from_native(native: _native.OpReport, members: Sequence[int], column: Sequence[int]) -> Report:
     elapsed_s = (native.finished_at - native.entered_at) / 1e9
     if native.behind_ops:
         return Report(
@@ -184,8 +193,8 @@ def _from_native(native: _native.OpReport, rank: int) -> Report:
         elapsed_s=elapsed_s,
         contributed=native.contributed,
         non_finite=native.non_finite,
-        scatter_lost=shares(native.scatter_missing, [lengths[rank]] * len(lengths)),
-        abstained=tuple(native.abstained),
+        scatter_lost=shares(native.scatter_missing, [lengths[native.place]] * len(lengths)),
+        abstained=tuple(members[peer] for peer in native.abstained),
         gather_lost=shares(native.gather_missing, lengths),
         gather_empty=shares(native.gather_empty, lengths),
         lost_frac=lost / native.bucket_len if native.bucket_len else 0.0,
@@ -204,7 +213,7 @@ def _from_native(native: _native.OpReport, rank: int) -> Report:
         majority_entered_s=None if majority_at < 0 else (majority_at - entered_at) / 1e9,
         scatter_last_s=since_entry(native.scatter_last_at),
         gather_last_s=since_entry(native.gather_last_at),
-        silent=tuple(peer for peer, silent in enumerate(native.silent) if silent),
+        silent=tuple(rank for rank, silent in zip(members, native.silent, strict=True) if silent),
         sent_lost=shares(native.sent_lost_packets, native.sent_to_packets),
         received_lost=shares(
             native.received_lost_packets,
@@ -214,15 +223,21 @@ def _from_native(native: _native.OpReport, rank: int) -> Report:
             LateCompletion(late.seq, _STAGES[late.stage], late.bucket_len, late.took_ns / 1e9)
             for late in native.late
         ),
+        members=members,
+        column=tuple(
+            _from_native(report, column, ())
+            for report in native.column
+            if report.status in (_native.Status.COMPLETE, _native.Status.DEADLINE)
+        ),
     )
 
 
-def outcome_of(native: _native.OpReport, rank: int) -> Report | TailcutError:
+def outcome_of(native: _native.OpReport, grid: Grid, rank: int) -> Report | TailcutError:
     """The report, or the error that ``wait()`` raises."""
     status = native.status
     if status == _native.Status.LENGTH_MISMATCH:
-        stated = zip(native.peer_lengths, native.peer_voted, strict=True)
-        lengths = [f"rank {r}: {length}" for r, (length, voted) in enumerate(stated) if voted]
+        stated = zip(grid.row(rank), native.peer_lengths, native.peer_voted, strict=True)
+        lengths = [f"rank {r}: {length}" for r, length, voted in stated if voted]
         return ConfigError(
             f"op {native.seq}: this rank (rank {rank}) passed {native.bucket_len} coordinates and the group "
             f"does not agree ({', '.join(lengths)}); every rank must pass the same length in the same order"
@@ -235,4 +250,4 @@ def outcome_of(native: _native.OpReport, rank: int) -> Report | TailcutError:
         )
     if status == _native.Status.SEQ_EXHAUSTED:
         return ConfigError("this group has done 2**32 - 1 ops, which is all it can number; open a new one")
-    return _from_native(native, rank)
+    return _from_native(native, grid.row(rank), grid.column(rank))

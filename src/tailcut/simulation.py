@@ -16,9 +16,10 @@ from tailcut import _native
 from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
 from tailcut.config import LEAST_TRIM_BYTES
 from tailcut.errors import ConfigError, TailcutError
+from tailcut.grid import Grid
 from tailcut.network import Network, Partition, ns
 from tailcut.policy.deadline import fixed_bounds
-from tailcut.policy.steering import Steering
+from tailcut.policy.grid import COLUMN_SHARE, GridSteering
 from tailcut.report import Report, outcome_of
 
 __all__ = ["Freeze", "Partition", "Policy", "Scenario", "Simulation", "simulate"]
@@ -48,6 +49,8 @@ class Scenario(Network):
     """A group, its program and its network. Times in seconds, probabilities per packet."""
 
     ranks: int
+    rows: int = 1
+    """Of a grid; 1: a flat group."""
     length: int = 1024
     """Coordinates of every bucket."""
     ops: int = 1
@@ -99,6 +102,8 @@ class Scenario(Network):
         if self.ops < 0 or self.length < 0 or self.depth < 1 or self.window_ops < 1:
             raise ConfigError("ops and length must not be negative, depth and window_ops at least 1")
         self.check_network()
+        if self.grid.rows > 1 and self.multicast:
+            raise ConfigError("a grid has no multicast")
         if self.codec not in CODEC_IDS:
             raise ConfigError(f"codec={self.codec!r} must be one of {', '.join(map(repr, CODEC_IDS))}")
         for planes in (self.planes, *self.planes_by_rank.values()):
@@ -110,6 +115,10 @@ class Scenario(Network):
             raise ConfigError(f"packet_bytes={self.packet_bytes} must be at least 256")
         if len(self.compute_s) and np.shape(self.compute_s) != (self.ops, self.ranks):
             raise ConfigError(f"compute_s has shape {np.shape(self.compute_s)}, not (ops, ranks)")
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(self.ranks, self.rows)
 
     def length_of(self, op: int, rank: int) -> int:
         return self.lengths.get((op, rank), self.length)
@@ -150,7 +159,8 @@ def simulate(
     results = inputs if scenario.elided else [[bucket.copy() for bucket in op] for op in inputs]
     native = _native.simulate(spec_of(scenario, policies), results)
     outcomes = [
-        [outcome_of(report, rank) for report in reports] for rank, reports in enumerate(native.reports)
+        [outcome_of(report, scenario.grid, rank) for report in reports]
+        for rank, reports in enumerate(native.reports)
     ]
     return Simulation(scenario, inputs, results, outcomes, native.ended_at_ns / 1e9, native)
 
@@ -170,7 +180,7 @@ def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _na
     spec = _native.SimSpec()
     scenario.fill(spec)
     for name in (
-        *("ranks", "socket_buffer_bytes", "pool_bytes", "window_ops", "first_seq", "depth"),
+        *("ranks", "rows", "socket_buffer_bytes", "pool_bytes", "window_ops", "first_seq", "depth"),
         *("record", "elided", "resend", "paced", "multicast"),
     ):
         setattr(spec, name, getattr(scenario, name))
@@ -178,7 +188,8 @@ def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _na
     spec.payload_bytes = scenario.packet_bytes
     spec.codec = CODEC_IDS[scenario.codec]
     spec.trim_payload_bytes = trimmed_payload_bytes(scenario.trim_bytes)
-    spec.terms = _native.Terms(fixed_bounds(scenario.deadline_s), scenario.planes)
+    column = _native.Terms(fixed_bounds(COLUMN_SHARE * scenario.deadline_s), scenario.planes)
+    spec.terms = _native.Terms(fixed_bounds(scenario.deadline_s), scenario.planes).with_column(column)
     spec.planes_by_rank = [scenario.planes_by_rank.get(r, scenario.planes) for r in range(scenario.ranks)]
     spec.linger_ns = ns(scenario.deadline_s)
     spec.compute_ns = [[ns(s) for s in row] for row in scenario.compute_s] or [
@@ -194,15 +205,15 @@ def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _na
     if policies is None and scenario.steering:
         policies = _steering(scenario)
     if policies is not None:
-        _let_decide(spec, policies)
+        _let_decide(spec, policies, scenario.grid)
     return spec
 
 
 def _steering(scenario: Scenario) -> list[Policy]:
     return [
-        Steering(
+        GridSteering(
             rank=rank,
-            ranks=scenario.ranks,
+            grid=scenario.grid,
             deadline_s=scenario.deadline_s,
             planes=scenario.planes_by_rank.get(rank, scenario.planes),
         )
@@ -210,12 +221,12 @@ def _steering(scenario: Scenario) -> list[Policy]:
     ]
 
 
-def _let_decide(spec: _native.SimSpec, policies: Sequence[Policy]) -> None:
+def _let_decide(spec: _native.SimSpec, policies: Sequence[Policy], grid: Grid) -> None:
     def decide(rank: int, now_ns: int, bucket_len: int) -> _native.Terms:
         return policies[rank].terms(bucket_len)
 
     def observe(rank: int, now_ns: int, report: _native.OpReport) -> None:
-        outcome = outcome_of(report, rank)
+        outcome = outcome_of(report, grid, rank)
         if isinstance(outcome, Report):
             policies[rank].after(outcome, now_ns / 1e9)
 

@@ -33,6 +33,7 @@ def add_command(commands: Commands) -> None:
     add = parser.add_argument
     add("scenario", metavar="SCENARIO", help="its name (see: tailcut testbed scenarios) or a file.toml")
     add("--ranks", type=_integers, default=(), metavar="N[,N...]", help="instead of the scenario's hosts")
+    add("--rows", type=int, default=0, metavar="N", help="of a grid; 1: flat (default: as a Group chooses)")
     add(
         "--size",
         type=size_bytes,
@@ -81,6 +82,7 @@ def _run(arguments: argparse.Namespace) -> None:
         size_bytes=arguments.size,
         ops=arguments.ops,
         warmup=arguments.warmup,
+        rows=arguments.rows,
         codec=arguments.codec,
         planes=arguments.planes,
         mtu_bytes=arguments.mtu,

@@ -10,6 +10,7 @@ from tailcut.config import Config
 from tailcut.doctor.check import Check, Setting
 from tailcut.doctor.probes import HostFacts, Interface
 from tailcut.errors import ConfigError
+from tailcut.grid import grid_of
 from tailcut.rendezvous import payload_bytes
 
 LARGE_DATAGRAM_BYTES = 61_440 + _native.HEADER_BYTES + 1536
@@ -22,10 +23,11 @@ SLOW_LOOPBACK_S = 1e-3
 
 
 def judge(facts: HostFacts, config: Config, world_size: int) -> list[Check]:
+    senders = grid_of(world_size, config.rows, config.multicast).senders
     return [
         interface(facts, config),
-        packets(facts, config, world_size),
-        receive_buffer(facts, config, world_size),
+        packets(facts, config, senders),
+        receive_buffer(facts, config, senders),
         offload(facts, config),
         multicast(facts),
         trimmed(facts),

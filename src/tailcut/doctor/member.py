@@ -19,6 +19,7 @@ from tailcut.doctor.echo import Echo, Target, limit_s
 from tailcut.doctor.exchange import Exchange
 from tailcut.doctor.findings import Findings, Op
 from tailcut.errors import ConfigError, PeerError, TailcutError
+from tailcut.grid import grid_of
 from tailcut.group import Group
 from tailcut.rendezvous import Roster, bind_address, meet, open_lanes
 from tailcut.store import Store
@@ -77,7 +78,8 @@ def examine(rank: int, world_size: int, store: Store, options: Options) -> Findi
 
 
 def _meet(rank: int, world_size: int, store: Store, config: Config) -> Roster:
-    return meet(store, "doctor", rank, world_size, open_lanes(config), config)
+    grid = grid_of(world_size, config.rows, config.multicast)
+    return meet(store, "doctor", rank, grid, open_lanes(config), config)
 
 
 def _ping(findings: Findings, roster: Roster, store: Store, config: Config) -> None:

@@ -51,15 +51,23 @@ class Steering:
     """The bounds, the incast and the verdicts of one rank. Pure: no clock, no I/O."""
 
     def __init__(
-        self, *, rank: int, ranks: int, deadline_s: float, planes: int, straggler_share: float = 0.2
+        self,
+        *,
+        rank: int,
+        members: Sequence[int],
+        deadline_s: float,
+        planes: int,
+        straggler_share: float = 0.2,
+        whose: str = "the contribution of rank",
     ) -> None:
-        self._rank = rank
+        self._members = members
+        self._place = members.index(rank)
         self._planes = planes
         self._longest = fixed(deadline_s)
         self._classes: dict[int, dict[Stage, _StagePolicy]] = {}  # by the bits of a bucket's length
-        self._absent_ops: dict[int, int] = {}  # by rank: how many in a row
-        self._incast = Incast(ranks)
-        self._stragglers = Stragglers(ranks, straggler_share)
+        self._absent_ops: dict[int, int] = {}  # by place in the members: how many in a row
+        self._incast = Incast(len(members))
+        self._stragglers = Stragglers(members, straggler_share, whose)
         self._alarms: list[str] = []
 
     def terms(self, length: int) -> _native.Terms:
@@ -122,17 +130,21 @@ class Steering:
             return report
         for late in report.late:
             self._policy(late.length, late.stage).bound.came_late(late.seq, late.took_s)
-        silent = frozenset(report.silent)
-        came_s = arrivals_s(report.scatter_last_s, self._rank, silent)
+        silent = self._places(report.silent)
+        came_s = arrivals_s(report.scatter_last_s, self._place, silent)
         usual_s = self._policy(report.length, "scatter").early_exit.average_s or 0.0
         least_s = LEAST_GRACE_SHARE * self._longest.deadline_s
-        report = report.judged(judge(report, self._rank, came_s, usual_s, least_s))
+        report = report.judged(judge(report, self._place, came_s, usual_s, least_s))
         self._alarms += self._stragglers.after(report, report.verdicts)
         self._learn_scatter(report, came_s, silent)
         self._learn_gather(report, silent)
         self._note_absence(report)
         self._incast.after(_shared_loss(report))
         return report
+
+    def _places(self, ranks: Sequence[int]) -> frozenset[int]:
+        """Where they are in what reports have by rank."""
+        return frozenset(self._members.index(rank) for rank in ranks)
 
     def _policy(self, length: int, stage: Stage) -> _StagePolicy:
         size_class = length.bit_length()
@@ -175,12 +187,12 @@ class Steering:
             took_s,
             max(0.0, max(came_s, default=own_s) - start_s, own_s - start_s),
             max(0.0, median_of(came_s) - start_s) if came_s else None,
-            _loss(report.scatter_ended_by, report.scatter_lost, {*silent, *report.abstained}),
+            _loss(report.scatter_ended_by, report.scatter_lost, {*silent, *self._places(report.abstained)}),
         )
 
     def _learn_gather(self, report: Report, silent: Collection[int]) -> None:
         start_s = max(0.0, report.scatter_s)
-        came_s = arrivals_s(report.gather_last_s, self._rank, silent)
+        came_s = arrivals_s(report.gather_last_s, self._place, silent)
         self._policy(report.length, "gather").learn(
             report.seq,
             report.gather_ended_by,
@@ -195,9 +207,9 @@ class Steering:
             self._absent_ops.clear()
             return
         self._absent_ops = {
-            rank: self._absent_ops.get(rank, 0) + 1
-            for rank, verdict in enumerate(report.verdicts)
-            if verdict is Verdict.COMPUTE_LATE and report.scatter_lost[rank] >= 1
+            place: self._absent_ops.get(place, 0) + 1
+            for place, verdict in enumerate(report.verdicts)
+            if verdict is Verdict.COMPUTE_LATE and report.scatter_lost[place] >= 1
         }
 
 

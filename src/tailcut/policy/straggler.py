@@ -30,17 +30,17 @@ DROPPED_FROM = 0.5
 """A contribution that lacks more than this was not used: it is dropped, not damaged."""
 
 
-def arrivals_s(times: Sequence[float | None], rank: int, silent: Collection[int]) -> list[float]:
+def arrivals_s(times: Sequence[float | None], place: int, silent: Collection[int]) -> list[float]:
     """When the latest packets of the other ranks came, in order of time; without those of silent ranks."""
     return sorted(
-        [t for peer, t in enumerate(times) if t is not None and peer != rank and peer not in silent]
+        [t for peer, t in enumerate(times) if t is not None and peer != place and peer not in silent]
     )
 
 
 def judge(
-    report: Report, rank: int, came_s: Sequence[float], usual_s: float, least_s: float
+    report: Report, place: int, came_s: Sequence[float], usual_s: float, least_s: float
 ) -> tuple[Verdict, ...]:
-    """The verdict on every rank. ``came_s``: the arrivals of SCATTER.
+    """The verdict on every member; ``place`` is the own one. ``came_s``: the arrivals of SCATTER.
 
     ``usual_s`` is the usual time of SCATTER, for groups of two, which have no median; ``least_s`` is the
     shortest lateness that counts.
@@ -58,7 +58,7 @@ def judge(
     if complete and prompt and max((*report.sent_lost, *report.received_lost), default=0.0) <= LOSSY:
         return (Verdict.ON_TIME,) * ranks
     return tuple(
-        [_verdict(report, peer, peer == rank, start_s, slack_s, late_after_s) for peer in range(ranks)]
+        [_verdict(report, peer, peer == place, start_s, slack_s, late_after_s) for peer in range(ranks)]
     )
 
 
@@ -74,10 +74,11 @@ def _verdict(
     entered_late = entered_s is not None and entered_s - start_s > slack_s
     if own:  # what it brings itself can only be missing if it came after the close
         return Verdict.COMPUTE_LATE if entered_late or report.scatter_lost[peer] > 0 else Verdict.ON_TIME
-    if peer in report.silent:
+    rank = report.members[peer]
+    if rank in report.silent:
         return Verdict.SILENT
     last_s = report.scatter_last_s[peer]
-    if report.scatter_lost[peer] > 0 and peer not in report.abstained:
+    if report.scatter_lost[peer] > 0 and rank not in report.abstained:
         if entered_s is None:  # nothing of its contribution; its engine answers without it if it is there
             return Verdict.SILENT if report.gather_lost[peer] >= 1 else Verdict.COMPUTE_LATE
         if entered_late:
@@ -109,12 +110,15 @@ def _unfinished(ended_by: Ending, last_s: float | None, start_s: float, end_s: f
 class Stragglers:
     """Counts of verdicts, and the shares of dropped contributions over the latest ops."""
 
-    def __init__(self, ranks: int, share: float) -> None:
+    def __init__(self, members: Sequence[int], share: float, whose: str = "the contribution of rank") -> None:
+        self._members = members
         self._share = share
+        self._whose = whose
         self._clean_ops = 0  # in which every rank was on time
-        self._counts: list[dict[Verdict, int]] = [{} for _ in range(ranks)]
+        # Here and below, a rank is its place in the members.
+        self._counts: list[dict[Verdict, int]] = [{} for _ in members]
         self._dropped: deque[dict[int, Verdict]] = deque(maxlen=WINDOW)  # ranks, and why, in each of the ops
-        self._drops = [0] * ranks  # of each rank in the window
+        self._drops = [0] * len(members)  # of each rank in the window
         self._told: set[int] = set()
 
     def after(self, report: Report, verdicts: Sequence[Verdict]) -> list[str]:
@@ -164,9 +168,9 @@ class Stragglers:
         why = [dropped[rank] for dropped in self._dropped if rank in dropped]
         verdict = max(set(why), key=why.count)
         return (
-            f"tailcut: the contribution of rank {rank} was not used in {self._drop_share(rank):.0%} of the "
-            f"last {len(self._dropped)} ops. Verdict: {verdict}. {_REMEDIES[verdict]}. Told again only if it "
-            "recovers and relapses; stats() keeps count"
+            f"tailcut: {self._whose} {self._members[rank]} was not used in {self._drop_share(rank):.0%} of "
+            f"the last {len(self._dropped)} ops. Verdict: {verdict}. {_REMEDIES[verdict]}. Told again only "
+            "if it recovers and relapses; stats() keeps count"
         )
 
 
@@ -174,7 +178,7 @@ def _dropped(report: Report, verdicts: Sequence[Verdict]) -> dict[int, Verdict]:
     return {
         rank: verdict
         for rank, (lost, verdict) in enumerate(zip(report.scatter_lost, verdicts, strict=False))
-        if lost > DROPPED_FROM and rank not in report.abstained
+        if lost > DROPPED_FROM and report.members[rank] not in report.abstained
     }
 
 

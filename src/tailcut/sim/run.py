@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tailcut import _native
 from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
 from tailcut.errors import ConfigError
+from tailcut.grid import grid_of
 from tailcut.sim.baseline import ALGORITHMS, TCP_HEADER_BYTES, Baseline, simulate_baseline
 from tailcut.sim.figures import (
     Losses,
@@ -45,6 +46,8 @@ class Options:
     ops: int = 200
     warmup: int | None = None
     """Ops that are not counted: windows and bounds find their size in them. None: a tenth, 20 at most."""
+    rows: int = 0
+    """Of a grid; 0: as a Group chooses."""
     codec: str = "raw"
     planes: int = 16
     mtu_bytes: int | None = None
@@ -64,6 +67,7 @@ class Options:
         for ranks in self.all_ranks:
             if not 2 <= ranks <= 4096:
                 raise ConfigError(f"ranks={ranks} must be between 2 and 4096")
+            grid_of(ranks, self.rows)
         if self.size_bytes < 4 or self.size_bytes % 4:
             raise ConfigError(f"size {self.size_bytes} must be a positive multiple of 4: buckets are float32")
         if self.ops < 1 or not 0 <= self.warmup_ops < self.ops:
@@ -150,6 +154,7 @@ def _tailcut(options: Options, row: Row, bound_s: float, tell: Callable[[int], N
     scenario = GroupScenario(
         **vars(row.conditions.network),
         ranks=row.ranks,
+        rows=grid_of(row.ranks, options.rows).rows,
         length=options.size_bytes // 4,
         ops=options.ops,
         deadline_s=row.deadline_s,
@@ -177,7 +182,8 @@ def _tailcut(options: Options, row: Row, bound_s: float, tell: Callable[[int], N
     rank, op, entered_ns, finished_ns = (summaries[:, k] for k in (0, 1, 3, 5))
     counted = op >= options.warmup_ops
     answered = 1 - (summaries[:, 8] + summaries[:, 9]) / scenario.length
-    present = 1 - summaries[:, 7] / np.maximum(1, row.ranks * summaries[:, 6])
+    present = 1 - summaries[:, 7] / np.maximum(1, summaries[:, 6])
+    present *= 1 - summaries[:, 15] / np.maximum(1, summaries[:, 14])  # of a column, the sums of rows
     living = row.ranks - sum(freeze.until_s is None for freeze in row.conditions.freezes)
     if options.values:
         nmse = _measured_nmse(inputs, results, rank[counted], op[counted])

@@ -1,0 +1,201 @@
+"""A group as a grid: rows and columns, with the loss semantics of a flat group (docs/grid.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tailcut import ConfigError, Scenario, simulate
+from tailcut.grid import Grid, grid_of, rows_for
+from tailcut.simulation import Freeze, Simulation
+from tests.groups import allreduce, open_groups, vectors
+
+GRANULE = 64
+
+
+def marked(ranks: int, length: int, ops: int) -> list[list[np.ndarray]]:
+    """Rank r contributes 2**r everywhere: which ranks are in a mean can be read off it."""
+    return [[np.full(length, 2.0**rank, np.float32) for rank in range(ranks)] for _ in range(ops)]
+
+
+def contributors(mean: float, ranks: int) -> int:
+    """As a set of bits; 0 if it is the mean of no set of ranks."""
+    for count in range(1, ranks + 1):
+        total = mean * count
+        if abs(total - round(total)) < 1e-3 and round(total).bit_count() == count:
+            return round(total)
+    return 0
+
+
+def check_like_a_flat_group(simulation: Simulation) -> None:
+    """Every granule of every result is zero or the mean of some ranks' contributions, and all ranks that have
+    it agree bit for bit."""
+    ranks = simulation.scenario.ranks
+    by_seq: dict[int, list[np.ndarray]] = {}
+    for rank in range(ranks):
+        for report in simulation.native.reports[rank]:
+            by_seq.setdefault(report.seq, []).append(simulation.results[report.ticket][rank])
+    for results in map(np.stack, by_seq.values()):
+        for at in range(0, results.shape[1], GRANULE):
+            part = results[:, at : at + GRANULE]
+            held = part[part[:, 0] != 0]
+            if len(held):
+                assert np.all(held == held[0, 0])
+                assert contributors(float(held[0, 0]), ranks), f"{held[0, 0]} is no mean of contributions"
+
+
+def scenario(**fields: object) -> Scenario:
+    given = {"ranks": 12, "rows": 3, "length": 12 * 8 * GRANULE, "ops": 4, "deadline_s": 0.2, "delay_s": 1e-4}
+    return Scenario(**given | fields)
+
+
+@pytest.mark.parametrize("codec", ["raw", "planes"])
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 1000, 70_001])
+@pytest.mark.parametrize("rows", [2, 3, 6])
+def test_without_loss_all_ranks_have_the_same_exact_mean(codec: str, length: int, rows: int) -> None:
+    simulation = simulate(scenario(rows=rows, length=length, codec=codec, ops=2))
+    for inputs, results in zip(simulation.inputs, simulation.results, strict=True):
+        for result in results[1:]:
+            np.testing.assert_array_equal(result, results[0])
+        exact = np.mean(inputs, axis=0, dtype=np.float64)
+        np.testing.assert_allclose(results[0], exact, atol=1e-6 if codec == "raw" else 1e-3)
+    assert all(r.status == "complete" for rank in range(12) for r in simulation.reports(rank))
+
+
+def test_planes_err_as_in_a_flat_group() -> None:
+    """Sums travel between rows as they are: nothing is quantized twice."""
+
+    def nmse(rows: int) -> float:
+        simulation = simulate(scenario(rows=rows, length=1 << 16, codec="planes", planes=4, ops=1))
+        exact = np.mean(simulation.inputs[0], axis=0, dtype=np.float64)
+        return float(np.sum((simulation.results[0][0] - exact) ** 2) / np.sum(exact**2))
+
+    assert nmse(3) == pytest.approx(nmse(1), rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_under_faults_a_mean_is_that_of_those_who_came_and_the_same_for_all_who_have_it(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    faults = {
+        "loss": rng.choice([0.0, 0.02, 0.2]),
+        "duplicate": rng.choice([0.0, 0.1]),
+        "corrupt": rng.choice([0.0, 0.01]),
+        "jitter_s": rng.choice([0.0, 2e-4]),
+        "resend": bool(rng.integers(2)),
+        "depth": int(rng.integers(1, 4)),
+        "steering": bool(rng.integers(2)),
+    }
+    if rng.integers(2):
+        until = rng.choice([None, 0.05])
+        faults["freezes"] = [Freeze(int(rng.integers(12)), float(rng.uniform(0, 0.01)), until)]
+    compute_s = rng.exponential(rng.choice([0.0, 0.02]), (4, 12)).tolist()
+    given = scenario(
+        seed=seed, compute_s=compute_s, packet_bytes=512, rows=int(rng.choice([2, 3, 4])), **faults
+    )
+    simulation = simulate(given, marked(12, given.length, given.ops))
+    check_like_a_flat_group(simulation)
+    for rank in range(12):
+        for report in simulation.reports(rank):
+            assert report.elapsed_s <= given.deadline_s + 1e-6 or faults.get("freezes")
+
+
+def test_a_row_that_lost_a_rank_weighs_less() -> None:
+    """Counts, not N: 5 of 6 in one row, 6 of 6 in the other."""
+    given = scenario(rows=2, ops=3, freezes=[Freeze(4, 0.0, None)])
+    simulation = simulate(given, marked(12, given.length, given.ops))
+    all_but_4 = sum(2.0**rank for rank in range(12) if rank != 4) / 11
+    other_row = simulation.results[0][7]
+    assert np.mean(other_row == np.float32(all_but_4)) >= 5 / 6 - 1 / 12
+
+
+def test_a_dead_rank_costs_its_own_row_a_shard_and_the_others_its_part_of_it() -> None:
+    given = scenario(rows=3, ops=6, freezes=[Freeze(5, 0.0, None)])
+    simulation = simulate(given, marked(12, given.length, given.ops))
+    for rank in (4, 6, 7):
+        assert np.mean(simulation.results[-1][rank] == 0) == pytest.approx(1 / 4)
+    for rank in (0, 11):
+        assert np.mean(simulation.results[-1][rank] == 0) == pytest.approx(1 / 12)
+        assert simulation.reports(rank)[-1].lost_frac == pytest.approx(1 / 12)
+
+
+def test_a_non_finite_gradient_reaches_every_row() -> None:
+    given = scenario(ops=1)
+    inputs = marked(12, given.length, 1)
+    inputs[0][7][333] = np.inf
+    simulation = simulate(given, inputs)
+    for rank in range(12):
+        assert simulation.reports(rank)[0].non_finite
+        assert not np.all(np.isfinite(simulation.results[0][rank]))
+
+
+def test_a_rank_sends_to_its_row_and_its_column_only() -> None:
+    simulation = simulate(scenario(record=True, ops=1))
+    peers = {(line[1], line[2]) for line in simulation.native.deliveries}
+    grid = simulation.scenario.grid
+    for rank in range(12):
+        allowed = {*grid.row(rank), *grid.column(rank)} - {rank}
+        assert {to for source, to in peers if source == rank} == allowed
+
+
+def test_reports_name_ranks_of_the_whole_group() -> None:
+    simulation = simulate(scenario(ops=6, freezes=[Freeze(5, 0.0, None)]))
+    report = simulation.reports(6)[-1]
+    assert report.silent == (5,)
+    assert list(report.members) == [4, 5, 6, 7]
+    assert 5 in report.missing_from
+    (column,) = simulation.reports(9)[-1].column
+    assert column.silent == (5,)
+    assert list(column.members) == [1, 5, 9]
+
+
+def test_a_rank_far_behind_jumps_with_its_column() -> None:
+    freezes = [Freeze(5, 0.0, 1.0)]
+    given = scenario(ops=40, window_ops=4, freezes=freezes, resync_before={5: 30}, deadline_s=0.05)
+    simulation = simulate(given, marked(12, given.length, given.ops))
+    assert any(report.behind_ops for report in simulation.reports(5))
+    check_like_a_flat_group(simulation)
+
+
+def test_goodbyes_reach_the_column_after_its_last_op() -> None:
+    simulation = simulate(scenario(ops=3, ops_by_rank={5: 2}))
+    assert simulation.native.closed_at_ns[0] < 50e6  # nobody lingers until the deadline
+    assert [report.status for report in simulation.reports(0)] == ["complete"] * 3
+
+
+def test_elided_ops_take_as_long_as_real_ones() -> None:
+    fields = {"bytes_per_s": 25e6, "paced": True, "steering": True, "length": 1 << 16, "deadline_s": 1.0}
+    for codec in ("raw", "planes"):
+        real, elided = (simulate(scenario(codec=codec, elided=e, **fields)) for e in (False, True))
+        times = [[r.elapsed_s for rank in range(12) for r in s.reports(rank)] for s in (real, elided)]
+        assert times[0] == times[1]
+
+
+def test_large_groups_become_square_grids() -> None:
+    assert [rows_for(n) for n in (2, 8, 63, 64, 100, 128, 1000, 1024)] == [1, 1, 1, 8, 10, 8, 25, 32]
+    assert rows_for(67) == 1  # a prime
+    assert grid_of(64, 0, "auto").rows == 1  # multicast is flat
+    assert Grid(1024, 32).senders == 63
+
+
+def test_a_grid_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must divide"):
+        grid_of(10, 3)
+    with pytest.raises(ConfigError, match="multicast"):
+        grid_of(12, 3, "on")
+    with pytest.raises(ConfigError, match="one rank in a row"):
+        grid_of(12, 12)
+
+
+def test_a_grid_over_sockets(tmp_path: Path) -> None:
+    with open_groups(tmp_path, 6, rows=2, deadline_s=20.0) as groups:
+        assert "2 rows of 3 ranks" in groups[0].describe()
+        for op in range(3):
+            arrays = vectors(6, 100_000, seed=op)
+            exact = np.mean(arrays, axis=0, dtype=np.float64)
+            assert [report.status for report in allreduce(groups, arrays)] == ["complete"] * 6
+            for array in arrays[1:]:
+                np.testing.assert_array_equal(array, arrays[0])
+            np.testing.assert_allclose(arrays[0], exact, atol=1e-6)
+        assert len(groups[0].stats().verdicts) == 6
