@@ -59,19 +59,9 @@ bool even(const std::vector<GranuleSet>& arrived, const codec::BlockSpan& block)
 
 }  // namespace
 
-bool ElidedRawContributions::next(Rank shard, const GranuleSet& answered, std::uint32_t& sent,
-                                  Outgoing& out) {
-    const Rank peer = context_.shape.owner(shard, seq_);
-    const std::uint32_t first = sent, most = context_.granules(context_.limits[peer], 0);
-    const std::uint32_t last = std::min(layout_.granules(shard), first + most);
-    sent = last;
-    if (answered.any(first, last)) return false;
-    const std::uint32_t coords = layout_.coords(shard, first, last);
+void ElidedRawContributions::put_values(std::uint64_t, std::uint32_t coords, Outgoing& out) const {
     out.header.flags = 0;
-    out.header.first = first * kGranule;
-    out.header.count = static_cast<std::uint16_t>(coords);
     out.payload = nothing(coords * sizeof(float));
-    return true;
 }
 
 codec::SendOrder ElidedPlanesContributions::order(Rank shard) const {
@@ -95,8 +85,23 @@ bool ElidedPlanesContributions::next(Rank shard, const GranuleSet& answered, std
     return true;
 }
 
+// Contributions without what coarse ones weigh less.
+void ElidedReduction::sum(const std::vector<GranuleSet>& arrived, std::span<float>,
+                          std::span<float> weights) {
+    if (layout_.length(shard_) == 0) return;
+    for (std::uint32_t g = 0; g < weights.size(); ++g)
+        weights[g] = static_cast<float>(std::count_if(arrived.begin(), arrived.end(),
+                                                      [&](const GranuleSet& set) { return set.test(g); }));
+}
+
+void ElidedRawReduction::enter(float*, int, std::span<const float> weights) {
+    for (std::uint32_t g = 0; g < weights.size(); ++g)
+        if (weights[g] > 0) weighty_[0].set(g, g + 1);
+}
+
 bool ElidedRawReduction::settle(std::uint32_t first, std::uint32_t last,
-                                const std::vector<GranuleSet>& arrived, std::vector<Run>& runs) {
+                                const std::vector<GranuleSet>& contributed, std::vector<Run>& runs) {
+    const auto& arrived = context_.level == Level::kColumn ? weighty_ : contributed;
     const bool without_coords = layout_.coords(shard_, first, last) == 0;
     for (std::uint32_t end; first < last; first = end) {
         bool empty = false;

@@ -5,24 +5,18 @@
 
 #include <optional>
 
-#include "protocol/values.hpp"
+#include "protocol/raw_values.hpp"
 
 namespace tailcut {
 
-class ElidedRawContributions final : public Contributions {
+class ElidedRawContributions final : public RawContributions {
 public:
-    ElidedRawContributions(const OpContext& context, Seq seq, const Layout& layout)
-        : context_(context), seq_(seq), layout_(layout) {}
+    using RawContributions::RawContributions;
 
-    std::uint32_t steps(Rank shard) const override { return layout_.granules(shard); }
-    bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
-    void retract(const Outgoing&) override {}
     std::uint32_t first_unseen(Rank shard, std::uint32_t) const override { return layout_.granules(shard); }
 
 private:
-    const OpContext& context_;
-    const Seq seq_;
-    const Layout layout_;
+    void put_values(std::uint64_t at, std::uint32_t coords, Outgoing& out) const override;
 };
 
 class ElidedPlanesContributions final : public Contributions {
@@ -63,7 +57,7 @@ public:
           compacted_(!memory_ || layout.shard_stride() * (layout.ranks - 1u) == 0) {}
 
     void enter(float*, int, std::span<const float>) override {}
-    void sum(const std::vector<GranuleSet>&, std::span<float>, std::span<float>) override {}
+    void sum(const std::vector<GranuleSet>& arrived, std::span<float>, std::span<float> weights) override;
     void offer(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {}
     void save() override {}
     void take_over(std::span<const Run>, float*) const override {}
@@ -88,8 +82,15 @@ private:
 
 class ElidedRawReduction final : public ElidedReduction {
 public:
-    using ElidedReduction::ElidedReduction;
+    ElidedRawReduction(const OpContext& context, Seq seq, const Layout& layout, Block memory)
+        : ElidedReduction(context, seq, layout, std::move(memory)),
+          weighty_(1, GranuleSet(layout.granules(shard_))) {}
 
+    void enter(float*, int, std::span<const float> weights) override;
+    void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+               std::span<const std::byte>) override {
+        if (header.scale > 0) weighty_[0].set(first, last);
+    }
     bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                 std::vector<Run>& runs) override;
     void conclude(std::span<const float>, const GranuleSet& held, std::vector<Run>& runs) override {
@@ -97,6 +98,9 @@ public:
     }
     std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
     std::size_t mean_floats() const override { return layout_.shard_stride(); }
+
+private:
+    std::vector<GranuleSet> weighty_;  // in a column: granules of which any row has a sum; of one entry
 };
 
 class ElidedPlanesReduction final : public ElidedReduction {

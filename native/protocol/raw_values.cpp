@@ -21,12 +21,16 @@ bool RawContributions::next(Rank shard, const GranuleSet& answered, std::uint32_
     sent = last;
     if (answered.any(first, last)) return false;
     const std::uint32_t coords = layout_.coords(shard, first, last);
-    const auto values = bucket_.subspan(layout_.begin(shard) + first * kGranule, coords);
-    out.header.flags = codec::has_non_finite(values) ? wire::kNonFinite : 0;
     out.header.first = first * kGranule;
     out.header.count = static_cast<std::uint16_t>(coords);
-    out.payload = std::as_bytes(values);
+    put_values(layout_.begin(shard) + first * kGranule, coords, out);
     return true;
+}
+
+void RawContributions::put_values(std::uint64_t at, std::uint32_t coords, Outgoing& out) const {
+    const auto values = bucket_.subspan(at, coords);
+    out.header.flags = codec::has_non_finite(values) ? wire::kNonFinite : 0;
+    out.payload = std::as_bytes(values);
 }
 
 RawReduction::RawReduction(const OpContext& context, Seq seq, const Layout& layout, Block memory)

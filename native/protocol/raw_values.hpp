@@ -5,7 +5,7 @@
 
 namespace tailcut {
 
-class RawContributions final : public Contributions {
+class RawContributions : public Contributions {
 public:
     // `weights`: in a column, by granule of the bucket.
     RawContributions(const OpContext& context, Seq seq, const Layout& layout, std::span<const float> bucket,
@@ -17,10 +17,14 @@ public:
     void retract(const Outgoing&) override {}
     std::uint32_t first_unseen(Rank, std::uint32_t sent) const override { return sent; }
 
-private:
+protected:
+    virtual void put_values(std::uint64_t at, std::uint32_t coords, Outgoing& out) const;
+
     const OpContext& context_;
     const Seq seq_;
     const Layout layout_;
+
+private:
     const std::span<const float> bucket_, weights_;
 };
 

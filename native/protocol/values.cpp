@@ -28,7 +28,8 @@ std::unique_ptr<Contributions> make_contributions(OpContext& context, Seq seq, c
                                                   std::span<const float> weights) {
     if (context.elided && context.codec == wire::Codec::kPlanes)
         return std::make_unique<ElidedPlanesContributions>(context, seq, layout, planes);
-    if (context.elided) return std::make_unique<ElidedRawContributions>(context, seq, layout);
+    if (context.elided)
+        return std::make_unique<ElidedRawContributions>(context, seq, layout, bucket, weights);
     if (context.codec == wire::Codec::kPlanes)
         return std::make_unique<PlanesContributions>(context, seq, layout, planes, bucket);
     return std::make_unique<RawContributions>(context, seq, layout, bucket, weights);

@@ -105,7 +105,11 @@ void plan_hosts(Dice& dice, Plan& plan) {
     spec.record = true;
     spec.resend = dice.chance(0.6);
     spec.paced = dice.chance(0.6);
-    spec.multicast = dice.chance(0.4);
+    if (spec.ranks % 2 == 0 && spec.ranks > 2 && dice.chance(0.4))
+        spec.rows = dice.chance(0.5) ? 2 : spec.ranks / 2;
+    if (spec.rows > 1 && !spec.planes_by_rank.empty())  // every row encodes the same mean
+        spec.planes_by_rank.assign(spec.ranks, spec.planes_by_rank[0]);
+    spec.multicast = spec.rows == 1 && dice.chance(0.4);
     if (dice.chance(0.3)) spec.deaf.push_back(dice.rank(spec));
     const Seq ops = 1 + dice.below(7);
     spec.ops_by_rank.assign(spec.ranks, ops);
@@ -144,6 +148,7 @@ void plan_values(Dice& dice, Plan& plan) {
 void plan_clean(Dice& dice, SimSpec& spec) {
     spec.window_ops = std::max(spec.window_ops, 2 * spec.depth);
     spec.terms.bounds = {20 * kSecond, 30 * kSecond, 60 * kSecond, 60 * kSecond, 60 * kSecond, 60 * kSecond};
+    spec.terms.column_bounds = spec.terms.bounds;
     spec.linger = 300 * kSecond;
     if (dice.chance(0.5)) spec.jitter = dice.between(0, kMillisecond);
     if (dice.chance(0.3)) spec.duplicate = 0.1;
@@ -175,6 +180,8 @@ void plan_faults(Dice& dice, SimSpec& spec) {
     if (dice.chance(0.3)) spec.terms.bounds.scatter_grace = dice.between(0, 5 * kMillisecond);
     if (dice.chance(0.3)) spec.terms.bounds.gather_grace = dice.between(0, 5 * kMillisecond);
     if (dice.chance(0.3)) spec.terms.incast = static_cast<std::uint8_t>(dice.below(spec.ranks));
+    spec.terms.column_bounds = spec.terms.bounds;
+    if (dice.chance(0.5)) spec.terms.column_bounds.deadline = dice.between(0, 20 * kMillisecond);
     spec.linger = dice.between(0, 200 * kMillisecond);
     if (dice.chance(0.4)) spec.loss = dice.one_of<double>({0.01, 0.1, 0.6});
     if (dice.chance(0.3)) spec.duplicate = dice.unit();
@@ -260,7 +267,9 @@ public:
         for (Rank rank = 0; rank < entries_.size(); ++rank) {
             const OpReport* report = entries_[rank].report;
             if (!report || report->status == Status::kLengthMismatch) continue;
-            if (plan_.spec.codec == wire::Codec::kRaw)
+            if (plan_.spec.rows > 1)
+                check_grid(rank, *report);
+            else if (plan_.spec.codec == wire::Codec::kRaw)
                 check_rank(rank, *report);
             else
                 check_planes(rank, *report);
@@ -291,6 +300,20 @@ private:
         const auto [known, fresh] = complete_.try_emplace(report.bucket_len, &result);
         must(fresh || *known->second == result, "seq ", seq_, " rank ", rank,
              ": complete, and unlike another");
+    }
+
+    // The sums of rows do not add up in rank order, so their means are not computed here: that is done by the Python tests.
+    void check_grid(Rank rank, const OpReport& report) {
+        check_planes(rank, report);
+        if (plan_.spec.codec != wire::Codec::kRaw || report.status == Status::kBehind) return;
+        const std::vector<float>& result = *entries_[rank].result;
+        for (std::size_t at = report.non_finite; at < result.size();
+             at += at < kGranule ? kGranule - at : kGranule) {
+            if (same(result[at], 0)) continue;  // it did not come
+            const auto [known, fresh] = held_.try_emplace({report.bucket_len, at / kGranule, 0}, result[at]);
+            must(fresh || at == report.non_finite || same(known->second, result[at]), "seq ", seq_, " rank ",
+                 rank, ": coordinate ", at, " differs between ranks");
+        }
     }
 
     void check_granule(Rank rank, const OpReport& report, const Layout& layout, Rank shard, std::uint32_t g) {

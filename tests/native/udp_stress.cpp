@@ -20,8 +20,8 @@ using namespace tailcut;
 constexpr std::uint32_t kLoopback = 0x7F000001;
 constexpr Duration kSecond = 1000 * kMillisecond;
 constexpr Duration kPatience = 15 * kSecond;
-constexpr Terms kGenerous{
-    {10 * kSecond, 10 * kSecond, 12 * kSecond, 12 * kSecond, 12 * kSecond, 12 * kSecond}, 16, 0};
+constexpr Bounds kLong{10 * kSecond, 10 * kSecond, 12 * kSecond, 12 * kSecond, 12 * kSecond, 12 * kSecond};
+constexpr Terms kGenerous{kLong, 16, 0, kLong, 0};
 
 struct Broken : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -36,18 +36,24 @@ struct Variant {
     bool offload = true;
     std::uint32_t receive_buffer_bytes = 1 << 20;
     wire::Codec codec = wire::Codec::kRaw;
+    Rank rows = 1;
 
     std::string name() const {
         return std::to_string(ranks) + " ranks, offload " + (offload ? "on" : "off") + ", buffer " +
                std::to_string(receive_buffer_bytes / 1024) + " KiB" +
-               (codec == wire::Codec::kPlanes ? ", planes" : "");
+               (codec == wire::Codec::kPlanes ? ", planes" : "") +
+               (rows > 1 ? ", " + std::to_string(rows) + " rows" : "");
     }
 };
 
 // The lanes of all ranks, each with its own settings as a process of its own would have them.
 class Lanes {
 public:
-    explicit Lanes(const Variant& variant) : error_(variant.codec == wire::Codec::kRaw ? 0.0f : 1e-3f) {
+    // Rows add up in another order than the check does.
+    explicit Lanes(const Variant& variant)
+        : error_(variant.codec == wire::Codec::kPlanes ? 1e-3f
+                 : variant.rows > 1                    ? 1e-6f
+                                                       : 0.0f) {
         std::vector<Address> addresses;
         std::uint32_t buffer = UINT32_MAX;
         for (Rank rank = 0; rank < variant.ranks; ++rank) {
@@ -61,6 +67,7 @@ public:
         settings.pool_bytes = 1 << 22;
         settings.window_bytes = buffer / 10 * 7 / std::max(1, variant.ranks - 1);
         settings.codec = variant.codec;
+        settings.rows = variant.rows;
         settings.terms = kGenerous;
         const codec::PacketLimits limits{buffer > 1 << 18 ? 8704u : 1024u, 0};
         const std::vector<PeerSettings> peers(variant.ranks,
@@ -285,7 +292,8 @@ int main() {
     const Variant variants[] = {{2, true, 1 << 20},
                                 {3, false, 1 << 20},
                                 {4, true, 1 << 16},
-                                {3, true, 1 << 20, wire::Codec::kPlanes}};
+                                {3, true, 1 << 20, wire::Codec::kPlanes},
+                                {4, true, 1 << 20, wire::Codec::kRaw, 2}};
     int passed = 0, failed = 0;
     for (const Variant& variant : variants)
         for (const Case& test : kCases) {
