@@ -84,6 +84,7 @@ public:
 
     const Time deadline;
     bool reported = false;
+    std::vector<float> weights;  // in a column
 
 private:
     static constexpr float kPattern = -1234.5f;
@@ -132,12 +133,16 @@ private:
 };
 
 void Host::submit(Time now, std::uint32_t length, const Terms& terms) {
+    const bool column = settings_.level == Level::kColumn;
+    if (column) length = length / kGranule * kGranule;
     const Ticket ticket = buckets_.size();
     const auto value = static_cast<float>(ticket * 8 + settings_.shape.self);
     Bucket& bucket = buckets_.try_emplace(ticket, length, value, now + terms.bounds.deadline).first->second;
     submitted_bytes_ += 2 * bucket.bytes() + 4096;  // with its final copy, and the tables of its op
     const Seq seq = endpoint.next_seq();
-    endpoint.submit(now, ticket, bucket.values(), terms);
+    for (std::uint32_t g = 0; column && g < length / kGranule; ++g)
+        bucket.weights.push_back(static_cast<float>(g / 2 % 3));
+    endpoint.submit(now, ticket, bucket.values(), terms, bucket.weights);
     take_reports();
     if (endpoint.next_seq() == seq + 1) note_entry(ticket, length);  // entered, not refused
 }
@@ -331,6 +336,7 @@ Group::Group(Script& script) : script_(script) {
     settings.codec = codec_;
     settings.terms = terms_;
     settings.resend = limits % 4 != 3;
+    if (codec_ == wire::Codec::kRaw && limits % 8 == 5) settings.level = Level::kColumn;
     if (limits >= 192) first_seq_ = 0xFFFFFFFF - script.below(8);  // rule 12: the end of the numbers
     settings.first_seq = first_seq_;
     const codec::PacketLimits packets{(1 + limits / 64 % 3) * 256, limits % 2 ? 16u : 0};
