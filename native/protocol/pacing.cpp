@@ -94,15 +94,17 @@ void RateControl::learn(Time now, const Sample& sample) {
                  : starting_ ? std::max(sum_.delay, sample.delay)
                              : std::min(sum_.delay, sample.delay);
     sum_.span += sample.span;
-    if (sample.span > 0) sum_.delivered_bytes += sample.delivered_bytes;
+    sum_.delivered_bytes += sample.delivered_bytes;
+    if (sample.span > 0) timed_bytes_ += sample.delivered_bytes;
     sum_.lost_bytes += sample.lost_bytes;
     sum_.receiver_share = sample.receiver_share;
     sum_.sender_share = sample.sender_share;
     const auto bytes = static_cast<double>(sum_.delivered_bytes + sum_.lost_bytes);
-    if (sum_.span <= 0 || bytes < kLeastPackets * packet_bytes_) return;
+    if (bytes < kLeastPackets * packet_bytes_) return;
     if (now - decided_at_ < (starting_ ? srtt_ : srtt_ / 2)) return;
     decide(now);
     sum_ = {};
+    timed_bytes_ = 0;
     limited_ = false;
     decided_at_ = now;
 }
@@ -121,16 +123,18 @@ void RateControl::decide(Time now) {
     } else if (target_cap_ != kNever) {
         target_cap_ = target_cap_ < kForgottenCap ? target_cap_ + target_cap_ / kCapRecovers : kNever;
     }
-    // A span in which little was sent tells nothing of what the path carries.
+    // A span in which little was sent tells nothing of what the path carries, and neither do a few packets without one,
+    // which is all that some paths have in an op; but their delay does.
+    const bool timed = static_cast<double>(timed_bytes_) >= kLeastPackets * packet_bytes_ && sum_.span > 0;
     const double delivered =
-        static_cast<double>(sum_.delivered_bytes) / static_cast<double>(sum_.span) * kSecond;
-    const bool full = limited_ && starved_ == 0;
+        timed ? static_cast<double>(timed_bytes_) / static_cast<double>(sum_.span) * kSecond : 0;
+    const bool full = limited_ && starved_ == 0 && timed;
     starved_ = std::max(0, starved_ - 1);
-    if ((full || (limited_ && delivered > delivered_)) && sum_.delivered_bytes > 0)
+    if (full || (limited_ && delivered > delivered_))
         delivered_ = delivered_ == 0 ? delivered : (delivered_ + delivered) / 2;
     const bool congested = queue_ > target() || overrun;
 
-    if (starting_) return start_up(congested);
+    if (starting_) return start_up(congested, timed);
     if (!congested) crowded_ = 0, competing_ = false;
     if (competing_) return compete(now, loss);
     if (!limited_ && (!congested || now - lowered_at_ < srtt_)) return;
@@ -152,9 +156,9 @@ void RateControl::decide(Time now) {
     if (crowded_ >= kCrowdedRounds && rate_ < kMostDrop * crowded_from_) begin_to_compete(now);
 }
 
-void RateControl::start_up(bool congested) {
+void RateControl::start_up(bool congested, bool timed) {
     if (!limited_ && !congested) return;
-    stalled_ = delivered_ > 1.25 * best_ ? 0 : stalled_ + 1;
+    if (timed) stalled_ = delivered_ > 1.25 * best_ ? 0 : stalled_ + 1;
     best_ = std::max(best_, delivered_);
     starting_ = !congested && stalled_ < 3;
     // At least what was in flight came in a round trip, also if there was no more to send.
@@ -184,6 +188,12 @@ void RateControl::compete(Time now, double loss) {
     }
     const double since_s = static_cast<double>(now - peak_at_) / kSecond;
     rate_ = (peak_packets_ + kCubic * since_s * since_s * since_s) * packet_bytes_ / round_s;
+}
+
+// The queue of then is not that of now: with its round trips, a rate that they had lowered would take ops to recover.
+void RateControl::resume(Time now) {
+    if (now - heard_at_ > srtt_) srtt_ = std::min(srtt_, 2 * base_rtt_ + target());
+    heard_at_ = now;
 }
 
 void RateControl::push_back(Time now) {

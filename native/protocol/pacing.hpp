@@ -23,7 +23,7 @@ public:
     struct Sample {
         Duration rtt = 0;
         Duration delay = 0;  // least one-way delay, by two clocks: only differences mean anything
-        Duration span = 0;   // between the latest arrival of this FEEDBACK and of the last one
+        Duration span = 0;  // between the latest arrival of this FEEDBACK and of the last one; 0: idle before
         std::uint64_t delivered_bytes = 0, lost_bytes = 0;
         double receiver_share = 1;  // what came of it, relative to the mean over the receiver's sources
         double sender_share = 1;    // its rate, relative to the mean over this sender's destinations
@@ -32,10 +32,10 @@ public:
     RateControl(std::uint32_t packet_bytes, Rank rivals);
 
     void learn(Time now, const Sample& sample);
-    void resume(Time now) { heard_at_ = now; }  // after an idle time
-    void push_back(Time now);                   // the own host's queue is full
-    void limited() { limited_ = true; }         // the rate, not the data, is what holds back
-    void starved() { starved_ = 2; }            // there was nothing to send: for this decision and the next
+    void resume(Time now);               // after an idle time
+    void push_back(Time now);            // the own host's queue is full
+    void limited() { limited_ = true; }  // the rate, not the data, is what holds back
+    void starved() { starved_ = 2; }     // there was nothing to send: for this decision and the next
 
     double bytes_per_s() const { return rate_; }
     bool known() const { return !starting_; }  // the rate is more than a guess
@@ -45,7 +45,7 @@ public:
 
 private:
     void decide(Time now);
-    void start_up(bool congested);
+    void start_up(bool congested, bool timed);
     void begin_to_compete(Time now);
     void compete(Time now, double loss);
     Duration target() const;
@@ -66,6 +66,7 @@ private:
     double peak_packets_ = 0;             // in flight where CUBIC's curve is flat
     double recent_lost_ = 0, recent_bytes_ = 0;  // with weights that fall with age
     Sample sum_;                                 // since the last decision
+    std::uint64_t timed_bytes_ = 0;              // of those delivered, in its span
 };
 
 }  // namespace tailcut
