@@ -47,9 +47,10 @@ Rows owned_rows(std::vector<std::int64_t> cells, std::size_t columns) {
 
 // A row for each summary: rank, op, status, times of entry, of closing SCATTER and of ending (ns), coordinates of all
 // contributions to the own shard and those missing, missing and EMPTY of all means, packets and bytes sent, packets received
-// and of those trimmed, coordinates of all rows' sums in the column and those missing.
+// and of those trimmed, coordinates of all rows' sums in the column and those missing, of the op before
+// those that came late.
 Rows rows_of(const std::vector<OpSummary>& summaries) {
-    constexpr std::size_t kColumns = 16;
+    constexpr std::size_t kColumns = 17;
     std::vector<std::int64_t> cells;
     cells.reserve(kColumns * summaries.size());
     for (const OpSummary& s : summaries)
@@ -60,7 +61,8 @@ Rows rows_of(const std::vector<OpSummary>& summaries) {
               static_cast<std::int64_t>(s.gather_missing), static_cast<std::int64_t>(s.gather_empty),
               static_cast<std::int64_t>(s.sent_packets), static_cast<std::int64_t>(s.sent_bytes),
               static_cast<std::int64_t>(s.received_packets), static_cast<std::int64_t>(s.trimmed_packets),
-              static_cast<std::int64_t>(s.column_expected), static_cast<std::int64_t>(s.column_missing)})
+              static_cast<std::int64_t>(s.column_expected), static_cast<std::int64_t>(s.column_missing),
+              static_cast<std::int64_t>(s.late_coords)})
             cells.push_back(cell);
     return owned_rows(std::move(cells), kColumns);
 }

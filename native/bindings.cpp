@@ -149,6 +149,7 @@ void bind_reports(nb::module_& m) {
         .def_ro("received_from_packets", &OpReport::received_from_packets)
         .def_ro("received_lost_packets", &OpReport::received_lost_packets)
         .def_ro("late", &OpReport::late)
+        .def_ro("late_coords", &OpReport::late_coords)
         .def_ro("resent_packets", &OpReport::resent_packets)
         .def_ro("multicast_packets", &OpReport::multicast_packets)
         .def_ro("finished_at", &OpReport::finished_at)

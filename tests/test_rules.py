@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tailcut import ConfigError, Freeze, Partition, Report, Scenario, _native, simulate
+from tailcut.network import RateChange
 from tests import oracle
 
 DEADLINE_S = 0.1
@@ -350,6 +351,30 @@ def test_rule_9_what_comes_too_late_does_not_delay_the_next_op() -> None:
     scenario = Scenario(ranks=4, length=200_000, ops=30, bytes_per_s=6e6, socket_buffer_bytes=1 << 17)
     lost = [report.lost_frac for report in simulate(scenario).reports(0)]
     assert max(lost[1:]) < 1.3 * lost[0]
+
+
+@pytest.mark.parametrize("duplicate", [0.0, 1.0])
+def test_rule_9_owners_send_the_rest_of_a_mean_to_a_rank_that_has_ended(duplicate: float) -> None:
+    """Next to nothing reaches rank 1 from the middle of its first op until after its end."""
+    scenario = Scenario(
+        ranks=4,
+        length=60_000,
+        ops=2,
+        compute_s=[[0] * 4, [0.5] * 4],
+        bytes_per_s=1e7,
+        duplicate=duplicate,
+        socket_buffer_bytes=1 << 17,  # little is on its way when rank 1 ends the op
+        rate_changes=[RateChange(0.015, 1, downlink_factor=1e-3), RateChange(2 * DEADLINE_S, 1)],
+        paced=True,
+        record=True,
+    )
+    simulation = simulate(scenario)
+    oracle.check(simulation)
+    cut, following = simulation.native.reports[1]
+    missing = sum(cut.gather_missing)
+    assert missing > 0.3 * cut.bucket_len
+    assert following.late_coords == missing  # all of it, and what came twice once
+    assert following.status.name == "COMPLETE"
 
 
 # ---- rule 10: non-finite gradients are never averaged away -------------------------------------------------

@@ -64,6 +64,13 @@ def test_bursts_of_other_traffic_do_not_reach_the_ops() -> None:
     assert np.percentile(ring.times_s, 99) >= 2.5 * np.median(ring.times_s)
 
 
+def test_what_bursts_made_late_has_come_by_the_end_of_the_next_op() -> None:
+    """If the network rests between ops: a step computes for as long as a burst blocks a port."""
+    tailcut = sides("tail-3", ranks=(8,), size_bytes=6_815_744, ops=120, warmup=20, compute_s=1.0)["tailcut"]
+    assert tailcut.delivered < 0.999
+    assert tailcut.by_next_op >= 0.999
+
+
 def test_eight_senders_into_one_port_of_150_kb_lose_next_to_nothing() -> None:
     tailcut = sides("incast", ranks=(9,), size_bytes=2 << 20, ops=60)["tailcut"]
     assert tailcut.losses.queue <= 0.01

@@ -336,6 +336,7 @@ OpSummary summary_of(Rank rank, const OpReport& report) {
     summary.sent_bytes = report.sent_bytes;
     summary.received_packets = report.received_packets;
     summary.trimmed_packets = report.trimmed_packets;
+    summary.late_coords = report.late_coords;
     return summary;
 }
 

@@ -83,6 +83,7 @@ struct OpSummary {
     std::uint64_t gather_missing = 0, gather_empty = 0;
     std::uint64_t sent_packets = 0, sent_bytes = 0, received_packets = 0, trimmed_packets = 0;
     std::uint64_t column_expected = 0, column_missing = 0;  // in a grid, of the sums of rows
+    std::uint64_t late_coords = 0;                          // as OpReport
 };
 OpSummary summary_of(Rank rank, const OpReport& report);
 

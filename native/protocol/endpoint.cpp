@@ -262,7 +262,7 @@ void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std
     };
     // Over for us, and forgotten. Never begun anew: the mean would be another than the one already sent.
     if (header.seq < next_seq_ && (found == slots_.end() || forgotten(found->second))) {
-        note_late(now, header);
+        note_late(now, header, payload.size());
         if (header.stage() == wire::Stage::kGather) {
             ++counters_.late_gather_packets;
             return;
@@ -300,11 +300,11 @@ std::optional<wire::Reject> Endpoint::deliver(Time now, Slot& slot, Op& op, cons
         }
         const Duration age = std::min(Duration{header.entry_us} * kMicrosecond, terms_.bounds.deadline);
         const auto reason = op.scatter(now, header, payload, now - age);
-        if (reason == wire::Reject::kLate) note_late(now, header);
+        if (reason == wire::Reject::kLate) note_late(now, header, payload.size());
         return reason;
     }
     if (op.finished()) {  // rule 9: late is not lost, but it does not touch a bucket that was handed back
-        note_late(now, header);
+        note_late(now, header, payload.size());
         ++counters_.late_gather_packets;
         return std::nullopt;
     }

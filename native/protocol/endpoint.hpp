@@ -142,6 +142,8 @@ private:
     template <typename Predicate>
     void forget(Slot& slot, Predicate over);
     bool awaited(Seq seq, const Op& op) const;
+    bool owes_late(const Op& op) const;
+    bool takes_late(Rank rank) const { return !closing_ && !peers_[rank].gone && !context_.silent[rank]; }
     void own(Time now, Slot& slot, Op& op, Block memory);
     Block room(std::size_t floats, wire::Stage stage, const Op& wanting, Time now);
     void cast_vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_len);
@@ -149,8 +151,8 @@ private:
     void take_sums(Op& op);
     void finish(Time now, Slot& slot, Op& op, Status status, Ending ending);
     void note_presence(const OpReport& report);
-    void note_cuts(OpReport& report);
-    void note_late(Time now, const wire::Header& header);
+    void note_cuts(OpReport& report, const Op& op);
+    void note_late(Time now, const wire::Header& header, std::size_t payload_bytes);
     void note_entered(Time now, Rank rank, Seq entered);
     Seq group_seq() const;
     Seq behind_ops() const;
@@ -161,6 +163,9 @@ private:
 
     bool next_for(Time now, Rank rank, Outgoing& out);
     bool next_data(Time now, Rank rank, Outgoing& out);
+    bool next_late(Time now, Rank rank, Outgoing& out);
+    bool has_leisure() const;
+    void dispatch(Time now, Rank rank, Op& op, Outgoing& out);
     bool may_send(Time now, Rank rank, const Op& op);
     bool has_turn(Rank rank, const Op& op) const;
     bool next_of(Time now, Rank rank, Op& op, Outgoing& out);
@@ -198,6 +203,9 @@ private:
         std::uint32_t bucket_len;
         Time from;
         std::int64_t missing;  // coordinates
+        // By rank from which some were missing, unless it was silent: what has come.
+        std::vector<std::pair<Rank, GranuleSet>> came;
+        std::uint32_t late_coords = 0;  // that have come with a mean since
     };
     std::deque<Cut> cuts_;  // stages that ended without all, latest last
     std::vector<LateCompletion> late_;

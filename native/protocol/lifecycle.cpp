@@ -133,7 +133,7 @@ void Endpoint::finish(Time now, Slot& slot, Op& op, Status status, Ending ending
                                          [&](const Peer& peer) { return peer.path.awaits(op.seq()); }));
     OpReport report = op.finish(now, status, ending, awaited, settings_.record_fates);
     note_presence(report);
-    note_cuts(report);
+    note_cuts(report, op);
     if (status == Status::kLengthMismatch) {
         report.peer_lengths = slot.ballot.lengths();
         report.peer_voted = slot.ballot.voted();
@@ -154,9 +154,13 @@ void Endpoint::note_presence(const OpReport& report) {
     }
 }
 
-void Endpoint::note_cuts(OpReport& report) {
+void Endpoint::note_cuts(OpReport& report, const Op& op) {
     report.late = std::exchange(late_, {});
+    for (const Cut& cut : cuts_)
+        if (cut.seq + 1 == report.seq) report.late_coords += cut.late_coords;
     std::int64_t scatter = 0, gather = 0;
+    std::vector<std::uint32_t> scatter_missing = report.scatter_missing;
+    for (const Rank rank : report.abstained) scatter_missing[rank] = 0;
     for (Rank rank = 0; rank < peers_.size(); ++rank) {
         Peer& peer = peers_[rank];
         const auto since = [](std::uint64_t now, std::uint64_t& before) {
@@ -175,31 +179,49 @@ void Endpoint::note_cuts(OpReport& report) {
         report.received_from_packets.push_back(since(both(&Arrivals::came), peer.reported_came));
         report.received_lost_packets.push_back(since(both(&Arrivals::missing), peer.reported_missing));
         if (report.silent[rank]) continue;
-        scatter += report.scatter_missing[rank];
+        scatter += scatter_missing[rank];
         gather += report.gather_missing[rank];
     }
-    for (const Rank rank : report.abstained)
-        if (!report.silent[rank]) scatter -= report.scatter_missing[rank];
+    const auto cut = [&](wire::Stage stage, Time from, std::int64_t missing, const auto& missing_from) {
+        cuts_.push_back({report.seq, stage, report.bucket_len, from, missing, {}});
+        for (Rank rank = 0; rank < peers_.size(); ++rank)
+            if (missing_from[rank] > 0 && !report.silent[rank])
+                cuts_.back().came.emplace_back(rank, op.came(stage, rank));
+    };
     if (report.scatter_ending != Ending::kAll && scatter > 0 && report.majority_entered_at >= 0)
-        cuts_.push_back(
-            {report.seq, wire::Stage::kScatter, report.bucket_len, report.majority_entered_at, scatter});
+        cut(wire::Stage::kScatter, report.majority_entered_at, scatter, scatter_missing);
     if (report.gather_ending != Ending::kAll && gather > 0)
-        cuts_.push_back({report.seq, wire::Stage::kGather, report.bucket_len,
-                         std::max(report.scatter_closed_at, report.entered_at), gather});
+        cut(wire::Stage::kGather, std::max(report.scatter_closed_at, report.entered_at), gather,
+            report.gather_missing);
     while (cuts_.size() > kMostCuts) cuts_.pop_front();
 }
 
 // A packet of a stage that is over: when all that was missing has come, it is known how long the stage would have taken.
-void Endpoint::note_late(Time now, const wire::Header& header) {
-    for (auto cut = cuts_.begin(); cut != cuts_.end(); ++cut) {
-        if (cut->seq != header.seq || cut->stage != header.stage() || cut->bucket_len != header.bucket_len)
-            continue;
-        cut->missing -= header.count;
-        if (cut->missing > 0) return;
-        late_.push_back({cut->seq, cut->stage, cut->bucket_len, now - cut->from});
-        cuts_.erase(cut);
-        return;
+void Endpoint::note_late(Time now, const wire::Header& header, std::size_t payload_bytes) {
+    const auto cut = std::find_if(cuts_.begin(), cuts_.end(), [&](const Cut& c) {
+        return c.seq == header.seq && c.stage == header.stage() && c.bucket_len == header.bucket_len;
+    });
+    const bool gather = header.stage() == wire::Stage::kGather;
+    if (cut == cuts_.end() || cut->missing <= 0 || (header.empty() && !gather)) return;
+    for (auto& [rank, came] : cut->came) {
+        if (rank != header.source) continue;
+        const Layout layout{header.bucket_len, settings_.shape.ranks};
+        const std::uint32_t first = header.first / kGranule;
+        const std::uint32_t last = header.count == 0
+                                       ? layout.granules(header.shard)
+                                       : first + wire::delivered_granules(header, payload_bytes);
+        for (std::uint32_t g = first, end; g < last; g = end) {  // what has come twice counts once
+            end = came.run_end(g, last);
+            if (came.test(g)) continue;
+            const std::uint32_t coords = layout.coords(header.shard, g, end);
+            cut->missing -= coords;
+            if (gather && !header.empty()) cut->late_coords += coords;
+        }
+        came.set(first, last);
     }
+    if (cut->missing > 0) return;
+    late_.push_back({cut->seq, cut->stage, cut->bucket_len, now - cut->from});
+    cut->came = {};
 }
 
 bool Endpoint::retired(Seq seq, const Op& op) const {
@@ -225,12 +247,20 @@ bool Endpoint::awaited(Seq seq, const Op& op) const {
     return false;
 }
 
+// Rule 9: some of the mean for a peer that has ended the op. Half of the pool is for those that have not.
+bool Endpoint::owes_late(const Op& op) const {
+    if (2 * memory_.pool_used_bytes() > settings_.pool_bytes) return false;
+    for (Rank rank = 0; rank < peers_.size(); ++rank)
+        if (rank != settings_.shape.self && takes_late(rank) && op.late(rank)) return true;
+    return false;
+}
+
 // Forget what nobody needs. What a late peer still needs moves to the pool as history, at most W ops of it.
 void Endpoint::retire() {
     for (auto at = slots_.begin(); at != slots_.end() && at->first < next_seq_;) {
         const Seq seq = at->first;
         auto& ops = at->second.variants;
-        forget(at->second, [&](const Op& op) { return retired(seq, op); });
+        forget(at->second, [&](const Op& op) { return retired(seq, op) && !owes_late(op); });
         forget(at->second, [&](Op& op) {
             if (op.entered() && !op.finished()) return false;
             bool drop = next_seq_ - seq > settings_.window_ops;
@@ -239,7 +269,7 @@ void Endpoint::retire() {
                 drop = !smaller && !awaited(seq, op);
                 if (smaller) op.compact(std::move(smaller));
             }
-            counters_.dropped_history += drop;
+            counters_.dropped_history += drop && !retired(seq, op);
             return drop;
         });
         at = ops.empty() ? slots_.erase(at) : std::next(at);

@@ -181,9 +181,18 @@ bool Op::next_packet(Time now, Rank peer, Outgoing& out) {
     out = {};
     // Contributions come first: owners wait for the last of them, and means can use what they leave of the uplink. So
     // does the word that we have ended the op: it stops means that come too late.
-    const bool found = (unsent(peer) && next_contribution(peer, out)) || next_mean(peer, out);
+    const bool found = (unsent(peer) && next_contribution(peer, out)) ||
+                       (owned_ && next_mean(peer, owned_->pending(peer), out));
     if (found) complete_header(now, peer, out);
     return found;
+}
+
+bool Op::next_late(Time now, Rank peer, Outgoing& out) {
+    out = {};
+    if (!late(peer)) return false;
+    next_mean(peer, owned_->late(peer), out);
+    complete_header(now, peer, out);
+    return true;
 }
 
 bool Op::repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out) {
@@ -222,17 +231,17 @@ void Op::complete_header(Time now, Rank peer, Outgoing& out) const {
 
 bool Op::pending(Rank peer) const { return (owned_ && owned_->pending(peer)) || unsent(peer); }
 
-bool Op::next_mean(Rank peer, Outgoing& out) {
-    const auto run = owned_ ? owned_->pending(peer) : std::nullopt;
+bool Op::next_mean(Rank peer, const std::optional<Run>& run, Outgoing& out) {
     if (!run) return false;
     out.rewind = owned_->cursor(peer);
     const std::uint32_t granules = put_mean(peer, *run, out);
     owned_->advance(peer, granules);
     out.parcel.first = run->first;
     out.parcel.granules = granules;
-    if (owned_->served(peer)) out.header.flags |= wire::kLastPart;
+    if (!owned_->sent_all(peer)) return true;
+    out.header.flags |= wire::kLastPart;
     // Rule 10: the last packet of the own mean must know what the own bucket holds.
-    if (owned_->served(peer) && entered_ && !finished_) scan_unsent();
+    if (entered_ && !finished_) scan_unsent();
     return true;
 }
 

@@ -46,6 +46,12 @@ public:
     void forsake(Rank owner);  // after the entry: the owner will send nothing more, as if all were EMPTY
     void forfeit(Time now);    // before the entry: give up the owned shard's memory, all of it is EMPTY
 
+    // What has come from a rank: of its contribution, or of its mean.
+    const GranuleSet& came(wire::Stage stage, Rank from) const {
+        return stage == wire::Stage::kScatter ? owned_->arrived(from)
+                                              : answered_[shape_.shard_of(from, seq_)];
+    }
+
     std::uint32_t own_final() const { return owned_ ? owned_->final_granules() : 0; }
     bool complete() const {
         return entered_ && !finished_ && answered_count_ + own_final() == total_granules_;
@@ -72,6 +78,9 @@ public:
     // The next packet for the peer: contributions first, then means. Here and below, a peer may also be the number of ranks:
     // all whom multicast covers.
     bool next_packet(Time now, Rank peer, Outgoing& out);
+    // Rule 9: the next one of the mean for a peer that has ended the op.
+    bool next_late(Time now, Rank peer, Outgoing& out);
+    bool late(Rank peer) const { return owned_ && owned_->late(peer); }
     // One that was lost; false if it is of no use any more.
     bool repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out);
     void retract(const Outgoing& out);
@@ -98,7 +107,7 @@ public:
 
 private:
     bool unsent(Rank peer) const { return peer < shape_.ranks && sent_[peer] < steps_[peer]; }
-    bool next_mean(Rank peer, Outgoing& out);
+    bool next_mean(Rank peer, const std::optional<Run>& run, Outgoing& out);
     bool next_contribution(Rank peer, Outgoing& out);
     std::uint32_t put_mean(Rank peer, const Run& run, Outgoing& out);
     void put_end(Rank peer, Outgoing& out);

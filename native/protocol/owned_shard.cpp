@@ -40,7 +40,8 @@ void OwnedShard::enter(Time now, float* bucket_shard, std::span<const float> wei
 
 void OwnedShard::leave(bool awaited) {
     bool needed = awaited;
-    for (Rank peer = 0; peer < shape_.ranks; ++peer) needed |= peer != shape_.self && !served(peer);
+    for (Rank peer = 0; peer < shape_.ranks; ++peer)
+        needed |= peer != shape_.self && (!served(peer) || late(peer));
     values_->leave(needed);
 }
 
@@ -161,8 +162,12 @@ void OwnedShard::append(Run run) {
 }
 
 std::optional<Run> OwnedShard::pending(Rank peer) const {
-    const RunCursor at = cursors_[peer];
     if (peer == shape_.ranks ? covered_.none() : ended_[peer] || covers(peer)) return std::nullopt;
+    return unsent(peer);
+}
+
+std::optional<Run> OwnedShard::unsent(Rank peer) const {
+    const RunCursor at = cursors_[peer];
     if (at.run >= runs_.size()) return std::nullopt;
     Run run = runs_[at.run];
     run.first += at.granule;

@@ -23,9 +23,9 @@ public:
     void leave(bool awaited);
     // The rank will deliver nothing (more). Its missing granules are waited for no longer.
     void abstain(Rank rank, Time now);
-    // As abstain(), and the rank will not apply the mean: it is sent nothing more, which would only delay ops that
-    // are alive. A mean that nobody else applies is void: the owner's replica must not part from the others by its
-    // own gradient, so what is not final yet becomes EMPTY.
+    // As abstain(), and the rank will not apply the mean: the rest of it is late, and must not delay ops that are
+    // alive. A mean that nobody else applies is void: the owner's replica must not part from the others by its own
+    // gradient, so what is not final yet becomes EMPTY.
     void end(Rank rank, Time now);
     std::optional<wire::Reject> contribute(const wire::Header& header, std::uint32_t first,
                                            std::uint32_t last, std::span<const std::byte> payload, Time now);
@@ -58,6 +58,8 @@ public:
     // Sending, to a peer or to all that multicast covers (as peer, the number of ranks): these have one cursor. `pending`
     // is the next run to send, cut to what is left of it.
     std::optional<Run> pending(Rank peer) const;
+    // Rule 9: the same for a peer that has ended the op.
+    std::optional<Run> late(Rank peer) const { return ended_[peer] ? unsent(peer) : std::nullopt; }
     RunCursor cursor(Rank peer) const { return cursors_[peer]; }
     std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const {
         return values_->packet(peer, run, out);
@@ -65,6 +67,7 @@ public:
     void advance(Rank peer, std::uint32_t granules);
     void rewind(Rank peer, RunCursor to);
     bool ended(Rank peer) const { return ended_[peer]; }
+    bool sent_all(Rank peer) const { return closed() && !unsent(peer); }
     bool served(Rank peer) const { return closed() && !pending(covers(peer) ? shape_.ranks : peer); }
     const Audience::Set& covered() const { return covered_; }  // and not ended
     // From here on it is served by unicast.
@@ -80,6 +83,7 @@ private:
     void settle_complete(std::uint32_t first, std::uint32_t last, Time now);
     void take_fresh();
     void append(Run run);
+    std::optional<Run> unsent(Rank peer) const;
     void ripen(Rank rank, Time now);  // nothing of note is to come from it
     Time ripe_at() const;
     std::size_t majority() const { return (shape_.ranks + 1u) / 2u; }

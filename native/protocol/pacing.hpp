@@ -40,6 +40,7 @@ public:
     double bytes_per_s() const { return rate_; }
     bool known() const { return !starting_; }  // the rate is more than a guess
     Duration srtt() const { return srtt_; }
+    bool idle() const { return delay_ - base_ < target() / 4; }  // by the last FEEDBACK, nobody queues
     std::uint64_t most_in_flight(Time now) const;
     std::uint32_t quantum_bytes() const;  // sent at once: a few packets, or half a millisecond
 

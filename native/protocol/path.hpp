@@ -58,6 +58,7 @@ public:
     void settle(Time now, const wire::Header& feedback, std::span<const std::byte> missing, double mean_rate);
     std::vector<Parcel>& lost() { return lost_; }  // found since; the endpoint takes them
     bool in_flight() const { return used_ > 0; }
+    bool idle() const { return used_ == 0 || !paced_ || rate_.idle(); }
     bool awaits(Seq seq) const;  // something of this op is in flight, or found lost and not taken
 
     Time probe_at = kNever;

@@ -63,7 +63,8 @@ struct OpReport {
     // DATA that came from it since the last report, and that is missing in between
     std::vector<std::uint32_t> received_from_packets, received_lost_packets;
     std::vector<LateCompletion> late;
-    std::vector<OpReport> column;  // in a grid: ops of the column that have ended since the last report
+    std::uint32_t late_coords = 0;  // of the op before: means that came after its end, and before this one's
+    std::vector<OpReport> column;   // in a grid: ops of the column that have ended since the last report
 
     std::vector<std::uint32_t> shard_lengths;  // by owner: the coordinates of its shard in this op
 

@@ -84,17 +84,7 @@ bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
             if (!fresh && !lost) continue;
             if (!may_send(now, rank, *op)) return false;
             if (!next_of(now, rank, *op, out)) continue;
-            out.header.group_tag = settings_.group_tag;
-            out.header.source = settings_.shape.self;
-            out.header.incast = terms_.incast;
-            if (out.header.flags & wire::kLastPart && !op->pending(rank))
-                out.header.flags |= wire::kReplyWanted;
-            peer.path.stamp(now, out.header);
-            const auto bytes = static_cast<std::uint32_t>(wire::kHeaderBytes + out.payload.size());
-            peer.path.sent(out.header, out.parcel, bytes);
-            op->count_sent(out);
-            counters_.resent_packets += out.again;
-            if (op->entered()) peer.told_entered = std::max(peer.told_entered, seq + 1);
+            dispatch(now, rank, *op, out);
             if (turn_awaited_ && !op->pending(rank)) {
                 turn_awaited_ = false;
                 mark_all_ready();
@@ -104,8 +94,52 @@ bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
         if (over && peer.served_below == seq) peer.served_below = seq + 1;
     }
     peer.path.starved();
+    if (next_late(now, rank, out)) return true;
     if (settings_.resend && peer.path.in_flight()) ask_later(now, peer);  // was the last of it lost?
     return false;
+}
+
+void Endpoint::dispatch(Time now, Rank rank, Op& op, Outgoing& out) {
+    Peer& peer = peers_[rank];
+    out.header.group_tag = settings_.group_tag;
+    out.header.source = settings_.shape.self;
+    out.header.incast = terms_.incast;
+    if (out.header.flags & wire::kLastPart && !op.pending(rank)) out.header.flags |= wire::kReplyWanted;
+    peer.path.stamp(now, out.header);
+    const auto bytes = static_cast<std::uint32_t>(wire::kHeaderBytes + out.payload.size());
+    peer.path.sent(out.header, out.parcel, bytes);
+    op.count_sent(out);
+    counters_.resent_packets += out.again;
+    if (op.entered()) peer.told_entered = std::max(peer.told_entered, op.seq() + 1);
+}
+
+// Rule 9: the rest of a mean for a peer that has ended the op. It must not delay an op that is alive, neither here nor in
+// the peer's port: it goes when there is nothing else for anybody, and nobody queues on the way. What is lost is not sent
+// again.
+bool Endpoint::next_late(Time now, Rank rank, Outgoing& out) {
+    const Path& path = peers_[rank].path;
+    if (!takes_late(rank) || !path.idle()) return false;
+    for (auto& [seq, slot] : slots_)
+        for (auto& op : slot.variants) {
+            if (!op->late(rank)) continue;
+            if (!has_leisure() || !may_send(now, rank, *op)) return false;
+            op->next_late(now, rank, out);
+            if (!path.in_flight()) out.header.flags |= wire::kReplyWanted;  // does anybody queue by now?
+            dispatch(now, rank, *op, out);
+            return true;
+        }
+    return false;
+}
+
+// Nothing is to be sent that is not late, but to ranks that do not answer.
+bool Endpoint::has_leisure() const {
+    for (const auto& [seq, slot] : slots_)
+        for (const auto& op : slot.variants) {
+            if (op->pending(everybody())) return false;
+            for (Rank rank = 0; rank < peers_.size(); ++rank)
+                if (rank != settings_.shape.self && takes_late(rank) && op->pending(rank)) return false;
+        }
+    return true;
 }
 
 // Whether the peer has room, the path credit, and the pace a packet for it.

@@ -314,6 +314,9 @@ class OpReport:
     def late(self) -> list[LateCompletion]: ...
 
     @property
+    def late_coords(self) -> int: ...
+
+    @property
     def resent_packets(self) -> int: ...
 
     @property

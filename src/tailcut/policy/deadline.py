@@ -84,10 +84,13 @@ class StageBound:
         self._derive()
 
     def came_late(self, seq: int, took_s: float) -> None:
-        """What a stage that was cut has really taken; nothing if that is too long ago."""
+        """What a stage that was cut has really taken; nothing if that is too long ago.
+
+        What comes after the end waits for ops that are alive: a time far above the guess is not the stage's.
+        """
         for sample in self._samples:
             if seq in sample:
-                sample[seq] = took_s
+                sample[seq] = min(took_s, CUT_FACTOR * sample[seq])
                 self._derive()
 
     def _derive(self) -> None:

@@ -43,6 +43,8 @@ class Side:
     """Ops, over all ranks, that never ended."""
     delivered: float = 1.0
     """The share of results that came in time, with every contribution counting alike."""
+    by_next_op: float = 1.0
+    """The share of means that came by the end of the rank's next op, in time or for repair."""
     nmse: float = 0.0
     nmse_is_measured: bool = True
     losses: Losses = field(default_factory=Losses)

@@ -182,6 +182,7 @@ def _tailcut(options: Options, row: Row, bound_s: float, tell: Callable[[int], N
     rank, op, entered_ns, finished_ns = (summaries[:, k] for k in (0, 1, 3, 5))
     counted = op >= options.warmup_ops
     answered = 1 - (summaries[:, 8] + summaries[:, 9]) / scenario.length
+    late = summaries[:, 16] / scenario.length
     present = 1 - summaries[:, 7] / np.maximum(1, summaries[:, 6])
     present *= 1 - summaries[:, 15] / np.maximum(1, summaries[:, 14])  # of a column, the sums of rows
     living = row.ranks - sum(freeze.until_s is None for freeze in row.conditions.freezes)
@@ -195,11 +196,25 @@ def _tailcut(options: Options, row: Row, bound_s: float, tell: Callable[[int], N
         bound_s=bound_s,
         unfinished=max(0, living * (options.ops - options.warmup_ops) - int(counted.sum())),
         delivered=float(np.mean(answered[counted] * present[counted])) if counted.any() else 0.0,
+        by_next_op=_by_next_op(rank[counted], op[counted], answered[counted], late[counted]),
         nmse=nmse,
         nmse_is_measured=options.values,
         losses=_losses(native.network, native.counters),
         notes={"packets": sum(native.fates.values()), "events": native.events},
     )
+
+
+def _by_next_op(
+    ranks: npt.NDArray[np.int64], ops: npt.NDArray[np.int64], answered: Numbers, late: Numbers
+) -> float:
+    """``late``: of the op before. The last op of a rank has none after it, and is left out."""
+    late_of = {(rank, op - 1): share for rank, op, share in zip(ranks, ops, late, strict=True)}
+    shares = [
+        share + late_of[rank, op]
+        for rank, op, share in zip(ranks, ops, answered, strict=True)
+        if (rank, op) in late_of
+    ]
+    return float(np.mean(shares)) if shares else 1.0
 
 
 def _compute(options: Options, ranks: int) -> list[list[float]]:
@@ -271,6 +286,7 @@ def _baseline(options: Options, row: Row, bound_s: float, name: str, tell: Calla
         bound_s=bound_s,
         unfinished=total - len(times_s),
         delivered=len(times_s) / total,
+        by_next_op=len(times_s) / total,
         losses=_losses(native.network, []),
         notes={
             "segments": native.segments,

@@ -18,6 +18,7 @@ _COLUMNS = (
     ("p99/p50", ""),
     ("goodput", "(% of bound)"),
     ("delivered", "(%)"),
+    ("by next op", "(% of means)"),
     ("NMSE", ""),
     ("lost", "(%)"),
     ("queue", "(%)"),
@@ -74,7 +75,7 @@ def _cells(name: str, side: Side) -> str:
     text = times + f"{side.tail:>13.3f}{100 * side.goodput:>13.1f}"
     losses = side.losses
     nmse = f"{side.nmse:.2g}" + ("" if side.nmse_is_measured else "*")
-    text += f"{100 * side.delivered:>13.5g}{nmse:>13}"
+    text += f"{100 * side.delivered:>13.5g}{100 * side.by_next_op:>13.5g}{nmse:>13}"
     for share in (losses.lost, losses.queue, losses.late, losses.trimmed, losses.dropped_rank):
         text += f"{100 * share:>13.3g}"
     return text
@@ -113,6 +114,7 @@ def _side_as_json(side: Side) -> dict[str, Any]:
         "bound_s": side.bound_s,
         "unfinished": side.unfinished,
         "delivered_frac": side.delivered,
+        "means_by_next_op_frac": side.by_next_op,
         "nmse": finite(side.nmse),
         "nmse_is_measured": side.nmse_is_measured,
         "losses": asdict(side.losses),
