@@ -173,9 +173,9 @@ def test_elided_ops_take_as_long_as_real_ones() -> None:
 
 
 def test_large_groups_become_square_grids() -> None:
-    assert [rows_for(n) for n in (2, 8, 63, 64, 100, 128, 1000, 1024)] == [1, 1, 1, 8, 10, 8, 25, 32]
-    assert rows_for(67) == 1  # a prime
-    assert grid_of(64, 0, "auto").rows == 1  # multicast is flat
+    assert [rows_for(n) for n in (2, 8, 127, 128, 144, 1000, 1024)] == [1, 1, 1, 8, 12, 25, 32]
+    assert rows_for(131) == 1  # a prime
+    assert grid_of(144, 0, "auto").rows == 1  # multicast is flat
     assert Grid(1024, 32).senders == 63
 
 

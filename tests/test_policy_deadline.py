@@ -85,7 +85,7 @@ def test_a_link_5_times_slower_and_its_recovery_are_followed_within_20_ops(
         assert all(USUAL_S < bound_s < 4 * USUAL_S for bound_s in bounds_s[140:])
 
 
-@pytest.mark.parametrize(("sigma", "most_cut"), [(0.1, 0.02), (0.3, 0.08), (1.0, 0.15)])
+@pytest.mark.parametrize(("sigma", "most_cut"), [(0.1, 0.04), (0.3, 0.12), (1.0, 0.18)])
 def test_few_stages_are_cut_however_much_their_times_vary(
     sigma: float, most_cut: float, tells_after: int | None
 ) -> None:
@@ -130,7 +130,8 @@ def test_a_burst_that_cuts_a_few_stages_in_a_row_does_not_lengthen_the_bound() -
 
 def test_cuts_that_are_not_in_a_row_count_each() -> None:
     bound = known()
-    for seq in range(2):
+    for seq in range(4):
+        assert bound.bound_s < CUT_FACTOR * USUAL_S
         bound.cut(2 * seq, bound.bound_s)
         bound.completed(2 * seq + 1, USUAL_S)
     assert bound.bound_s > CUT_FACTOR * USUAL_S

@@ -7,6 +7,7 @@ import pytest
 
 from tailcut import Scenario, _native, simulate
 from tailcut.network import RateChange
+from tailcut.policy.steering import Steering
 from tailcut.sim.figures import Side
 from tailcut.sim.run import Options, run
 from tailcut.testbed import load_scenario
@@ -145,3 +146,75 @@ def test_most_contributions_are_used_when_compute_times_vary() -> None:
     simulation = simulate(scenario, policies=[Fixed(0.8 * mean_s)] * ranks)
     lost = [np.mean(report.scatter_lost) for rank in range(ranks) for report in simulation.reports(rank)]
     assert 1 - np.mean(lost) >= 0.75
+
+
+class Watched(Steering):
+    """As a Group decides, or a fixed number of senders at once (0: no limit); keeps what it advertised."""
+
+    fixed: int | None = None
+
+    def __init__(self, rank: int, scenario: Scenario) -> None:
+        super().__init__(rank=rank, members=range(scenario.ranks), deadline_s=scenario.deadline_s, planes=16)
+        self.advertised: list[int] = []
+
+    @property
+    def incast(self) -> int:
+        return super().incast if self.fixed is None else self.fixed
+
+    def terms(self, length: int) -> _native.Terms:
+        self.advertised.append(self.incast or 31)
+        return super().terms(length)
+
+
+class OneAtOnce(Watched):
+    fixed = 1
+
+
+class AllAtOnce(Watched):
+    fixed = 0
+
+
+def small_ports(ops: int, **fields: object) -> Scenario:
+    """32 ranks, 9,000-byte frames, ports of 100 kB, which hold eleven; 20 ms of computing before each op."""
+    given = {
+        "ranks": 32,
+        "length": 1 << 20,
+        "ops": ops,
+        "seed": 11,
+        "deadline_s": 10.0,
+        "delay_s": 25e-6,
+        "compute_s": np.random.default_rng(11).lognormal(np.log(0.02), 0.02, (ops, 32)),
+        "bytes_per_s": 125e6,
+        "queue_bytes": 100_000,
+        "packet_bytes": 8704,
+    }
+    return group(**given | fields)
+
+
+def steered(scenario: Scenario, kind: type[Watched]) -> tuple[np.ndarray, np.ndarray]:
+    """Times by op and rank, and the least number of senders that anybody asked for in each op."""
+    policies = [kind(rank, scenario) for rank in range(scenario.ranks)]
+    times_s = elapsed_s(simulate(scenario, policies=policies))
+    return times_s, np.min([policy.advertised for policy in policies], axis=0)
+
+
+def test_on_small_ports_the_advertised_number_beats_one_and_all_at_once() -> None:
+    """Several seeds: benchmarks/incast.py. A few ops are enough to see how slow one at once is."""
+    times_s, advertised = steered(small_ports(50), Watched)
+    all_s, _ = steered(small_ports(50), AllAtOnce)
+    one_s, _ = steered(small_ports(8), OneAtOnce)
+    for fixed_s in (one_s[4:], all_s[25:]):
+        assert times_s[25:].mean() < 0.95 * fixed_s.mean()
+        assert np.median(times_s[25:]) < 0.9 * np.median(fixed_s)
+    assert advertised[0] == 31
+    assert 12 <= advertised[-1] <= 15
+
+
+def test_the_advertised_number_falls_with_loss_and_rises_without() -> None:
+    """Buckets of 4 MB, then some that leave a port room."""
+    large, ops = 32, 100
+    small = {(op, rank): 1 << 14 for op in range(large, ops) for rank in range(32)}
+    _, advertised = steered(small_ports(ops, lengths=small), Watched)
+    assert advertised[0] == 31
+    assert advertised[large] <= 15
+    assert advertised[-1] >= advertised[large] + 5

@@ -160,12 +160,21 @@ def test_a_new_size_class_starts_from_the_nearest_one_scaled_up_but_never_down()
     assert pilot.bounds(1 << 31).scatter_s == fixed(DEADLINE_S).scatter_s
 
 
-def test_one_lossy_link_is_no_incast_and_two_are() -> None:
-    pilot = steering(8)
-    play(pilot, 10, [0.1] * 8, received_lost=(0, 0.1, 0, 0, 0, 0, 0, 0))
+def test_one_lossy_link_is_no_incast_and_many_are() -> None:
+    pilot = steering(ranks=8)
+    play(pilot, 24, [0.1] * 8, received_lost=(0, 0.5, 0, 0, 0, 0, 0, 0))
     assert pilot.incast == 0
-    play(pilot, 1, [0.1] * 8, received_lost=(0, 0.1, 0.1, 0, 0, 0, 0, 0))
-    assert pilot.incast == 3
+    play(pilot, 8, [0.1] * 8, received_lost=(0, *[0.06] * 7))
+    assert pilot.incast == 4
+
+
+def test_what_is_missing_at_a_cut_counts_where_packets_are_lost() -> None:
+    few, none = (0, *[0.015] * 7), (0,) * 8
+    for received_lost, incast in ((few, 4), (none, 0)):
+        pilot = steering(ranks=8)
+        cut = {"gather_ended_by": "bound", "gather_lost": (0, *[0.2] * 7)}
+        play(pilot, 16, [0.1] * 8, received_lost=received_lost, **cut)
+        assert pilot.incast == incast
 
 
 def test_a_stage_that_stragglers_made_late_is_no_incast() -> None:

@@ -168,6 +168,7 @@ private:
     void dispatch(Time now, Rank rank, Op& op, Outgoing& out);
     bool may_send(Time now, Rank rank, const Op& op);
     bool has_turn(Rank rank, const Op& op) const;
+    void pass_turn(Rank rank, const Op& op);
     bool next_of(Time now, Rank rank, Op& op, Outgoing& out);
     bool next_lost(Time now, Rank rank, Op& op, wire::Stage stage, Outgoing& out);
     void ask_later(Time now, Peer& peer);

@@ -29,7 +29,9 @@ constexpr Duration kBasePeriod = 10 * 1000 * kMillisecond;   // paths change: an
 constexpr double kCongestiveLoss = 0.05, kHeavyLoss = 0.15;  // a lossy link is not a full one
 constexpr double kLossPackets = 200;                         // over which loss is averaged
 constexpr double kLeastPackets =
-    4;                              // that a decision is made on: the arrivals of fewer say nothing of a rate
+    4;  // that a decision is made on: the arrivals of fewer say nothing of a rate
+// A path that was idle so often since the last decision has a few packets an op, and never a span.
+constexpr int kSparseBursts = 3;
 constexpr double kGain = 0.25;      // of the rate, for a queue of nothing or of twice the target
 constexpr double kYield = 0.5;      // towards equal shares: the power of their ratio
 constexpr double kMostDrop = 0.5;   // of the rate at once
@@ -99,14 +101,19 @@ void RateControl::learn(Time now, const Sample& sample) {
     sum_.lost_bytes += sample.lost_bytes;
     sum_.receiver_share = sample.receiver_share;
     sum_.sender_share = sample.sender_share;
-    const auto bytes = static_cast<double>(sum_.delivered_bytes + sum_.lost_bytes);
-    if (bytes < kLeastPackets * packet_bytes_) return;
+    const bool sparse = resumed_ >= kSparseBursts;
+    if (!timed() && !(sparse && enough(sum_.delivered_bytes + sum_.lost_bytes))) return;
     if (now - decided_at_ < (starting_ ? srtt_ : srtt_ / 2)) return;
     decide(now);
     sum_ = {};
     timed_bytes_ = 0;
+    resumed_ = 0;
     limited_ = false;
     decided_at_ = now;
+}
+
+bool RateControl::enough(std::uint64_t bytes) const {
+    return static_cast<double>(bytes) >= kLeastPackets * packet_bytes_;
 }
 
 void RateControl::decide(Time now) {
@@ -125,16 +132,16 @@ void RateControl::decide(Time now) {
     }
     // A span in which little was sent tells nothing of what the path carries, and neither do a few packets without one,
     // which is all that some paths have in an op; but their delay does.
-    const bool timed = static_cast<double>(timed_bytes_) >= kLeastPackets * packet_bytes_ && sum_.span > 0;
+    if (!timed()) srtt_ = sum_.rtt;  // few packets, long ago: their mean is that of an old queue
     const double delivered =
-        timed ? static_cast<double>(timed_bytes_) / static_cast<double>(sum_.span) * kSecond : 0;
-    const bool full = limited_ && starved_ == 0 && timed;
+        timed() ? static_cast<double>(timed_bytes_) / static_cast<double>(sum_.span) * kSecond : 0;
+    const bool full = limited_ && starved_ == 0 && timed();
     starved_ = std::max(0, starved_ - 1);
-    if (full || (limited_ && delivered > delivered_))
+    if ((full || (limited_ && delivered > delivered_)) && timed_bytes_ > 0)
         delivered_ = delivered_ == 0 ? delivered : (delivered_ + delivered) / 2;
     const bool congested = queue_ > target() || overrun;
 
-    if (starting_) return start_up(congested, timed);
+    if (starting_) return start_up(congested);
     if (!congested) crowded_ = 0, competing_ = false;
     if (competing_) return compete(now, loss);
     if (!limited_ && (!congested || now - lowered_at_ < srtt_)) return;
@@ -156,9 +163,9 @@ void RateControl::decide(Time now) {
     if (crowded_ >= kCrowdedRounds && rate_ < kMostDrop * crowded_from_) begin_to_compete(now);
 }
 
-void RateControl::start_up(bool congested, bool timed) {
+void RateControl::start_up(bool congested) {
     if (!limited_ && !congested) return;
-    if (timed) stalled_ = delivered_ > 1.25 * best_ ? 0 : stalled_ + 1;
+    if (timed()) stalled_ = delivered_ > 1.25 * best_ ? 0 : stalled_ + 1;
     best_ = std::max(best_, delivered_);
     starting_ = !congested && stalled_ < 3;
     // At least what was in flight came in a round trip, also if there was no more to send.
@@ -188,12 +195,6 @@ void RateControl::compete(Time now, double loss) {
     }
     const double since_s = static_cast<double>(now - peak_at_) / kSecond;
     rate_ = (peak_packets_ + kCubic * since_s * since_s * since_s) * packet_bytes_ / round_s;
-}
-
-// The queue of then is not that of now: with its round trips, a rate that they had lowered would take ops to recover.
-void RateControl::resume(Time now) {
-    if (now - heard_at_ > srtt_) srtt_ = std::min(srtt_, 2 * base_rtt_ + target());
-    heard_at_ = now;
 }
 
 void RateControl::push_back(Time now) {

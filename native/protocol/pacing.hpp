@@ -32,10 +32,10 @@ public:
     RateControl(std::uint32_t packet_bytes, Rank rivals);
 
     void learn(Time now, const Sample& sample);
-    void resume(Time now);               // after an idle time
-    void push_back(Time now);            // the own host's queue is full
-    void limited() { limited_ = true; }  // the rate, not the data, is what holds back
-    void starved() { starved_ = 2; }     // there was nothing to send: for this decision and the next
+    void resume(Time now) { heard_at_ = now, ++resumed_; }  // after an idle time
+    void push_back(Time now);                               // the own host's queue is full
+    void limited() { limited_ = true; }                     // the rate, not the data, is what holds back
+    void starved() { starved_ = 2; }  // there was nothing to send: for this decision and the next
 
     double bytes_per_s() const { return rate_; }
     bool known() const { return !starting_; }  // the rate is more than a guess
@@ -46,7 +46,9 @@ public:
 
 private:
     void decide(Time now);
-    void start_up(bool congested, bool timed);
+    void start_up(bool congested);
+    bool enough(std::uint64_t bytes) const;  // for a decision
+    bool timed() const { return sum_.span > 0 && enough(timed_bytes_ + sum_.lost_bytes); }
     void begin_to_compete(Time now);
     void compete(Time now, double loss);
     Duration target() const;
@@ -63,6 +65,7 @@ private:
     Duration base_ = 0, next_base_ = 0;  // least one-way delay in the last period and in the one begun
     Time base_since_ = -1, decided_at_ = 0, lowered_at_ = 0, heard_at_ = 0, peak_at_ = 0;
     int starved_ = 0, crowded_ = 0, stalled_ = 0;  // decisions
+    int resumed_ = 0;                              // how often since the last decision
     double crowded_from_ = 0, best_ = 0;  // the rate when crowding began; the most delivered while starting
     double peak_packets_ = 0;             // in flight where CUBIC's curve is flat
     double recent_lost_ = 0, recent_bytes_ = 0;  // with weights that fall with age

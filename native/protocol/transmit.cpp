@@ -83,12 +83,12 @@ bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
             over &= op->served(rank) && op->closed() && (op->finished() || !op->entered()) && !lost;
             if (!fresh && !lost) continue;
             if (!may_send(now, rank, *op)) return false;
-            if (!next_of(now, rank, *op, out)) continue;
-            dispatch(now, rank, *op, out);
-            if (turn_awaited_ && !op->pending(rank)) {
-                turn_awaited_ = false;
-                mark_all_ready();
+            if (!next_of(now, rank, *op, out)) {  // it needs nothing any more
+                pass_turn(rank, *op);
+                continue;
             }
+            dispatch(now, rank, *op, out);
+            pass_turn(rank, *op);
             return true;
         }
         if (over && peer.served_below == seq) peer.served_below = seq + 1;
@@ -164,17 +164,28 @@ bool Endpoint::may_send(Time now, Rank rank, const Op& op) {
     return false;
 }
 
-// A receiver that wants to hear few senders at once is sent to when it is among the first so many in this sender's
-// order, which starts at the next rank: as each sender starts elsewhere, each receiver hears about so many.
+// Receivers that want to hear few senders at once: this one sends to the first so many in its order, which starts at
+// the next rank: as each sender starts elsewhere, each receiver hears about so many. The least number holds for all.
+// With a number for each, one that asks for fewer than the others is left until last, and then hears all at once.
 bool Endpoint::has_turn(Rank rank, const Op& op) const {
-    std::size_t before = peers_[rank].incast;
-    if (before == 0) return true;
+    std::size_t before = peers_.size();
+    for (Rank other = 0; other < peers_.size(); ++other)
+        if (peers_[other].incast != 0 && !context_.silent[other])
+            before = std::min<std::size_t>(before, peers_[other].incast);
+    if (before == peers_.size()) return true;
     for (std::size_t step = 1; step < peers_.size(); ++step) {
         const auto other = static_cast<Rank>((settings_.shape.self + step) % peers_.size());
         if (other == rank) return true;
         if (!context_.silent[other] && op.pending(other) && --before == 0) return false;
     }
     return true;
+}
+
+// Who has been served leaves its place to those who wait for one.
+void Endpoint::pass_turn(Rank rank, const Op& op) {
+    if (!turn_awaited_ || op.pending(rank)) return;
+    turn_awaited_ = false;
+    mark_all_ready();
 }
 
 // Contributions before means, and of each what is fresh before what was lost.
@@ -245,7 +256,8 @@ void Endpoint::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outg
         out.payload = std::span(*keeper).first(bytes);
         out.keeper = keeper;
     }
-    out.header.share = shares_.of(rank);
+    // Senders that take turns bring unequal amounts in any few milliseconds: that is no reason to yield.
+    out.header.share = terms_.incast == 0 ? shares_.of(rank) : 0;
     peer.told_entered = next_seq_;
     ++counters_.feedback_packets;
     counters_.feedback_bytes += wire::kHeaderBytes + out.payload.size();

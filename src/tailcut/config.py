@@ -90,7 +90,7 @@ class Config:
 
     rows: int = _setting("rows", int, 0)
     """Rows of neighbours into which the ranks are cut (docs/grid.md): a rank then talks to its row and to one
-    rank of each other row. 0: as many as a row is long, from 64 ranks on; 1: all talk to all. Agreed."""
+    rank of each other row. 0: as many as a row is long, from 128 ranks on; 1: all talk to all. Agreed."""
 
     resend: bool = _setting("resend", flag, True)
     """Send lost packets again while the stage is open. Off: what is lost stays lost."""

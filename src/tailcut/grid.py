@@ -15,7 +15,7 @@ from tailcut.errors import ConfigError
 
 T = TypeVar("T")
 
-LEAST_RANKS = 64
+LEAST_RANKS = 128
 """Smaller groups are flat. A grid costs two more hops, and a dead rank costs its row a whole shard; it saves
 packets and peers, which a rank of a small group has few of."""
 
