@@ -168,8 +168,9 @@ OwnedShard::Close Op::end_at() const {
     const bool deaf = context_.heard_at < entered_at_;
     const Time majority = deaf ? entered_at_ : owned_->majority_entered_at();
     const Duration grace = std::max(bounds_.gather_grace, context_.repeat_time);
-    if (majority >= 0) {  // a rank that is late finds what there is
-        const Time bound = std::max(entered_at_ + grace, majority + bounds_.scatter + bounds_.gather);
+    if (majority >= 0) {  // a rank that is late finds what there is, in a round trip or two
+        const Duration fetch = std::max(bounds_.gather_grace, context_.repeat_time / 4);
+        const Time bound = std::max(entered_at_ + fetch, majority + bounds_.scatter + bounds_.gather);
         if (bound < end.at) end = {bound, Ending::kBound};
     }
     const Time gathered = gathered_at();
