@@ -32,13 +32,9 @@ constexpr double kLeastPackets =
     4;  // that a decision is made on: the arrivals of fewer say nothing of a rate
 // A path that was idle so often since the last decision has a few packets an op, and never a span.
 constexpr int kSparseBursts = 3;
-constexpr double kGain = 0.25;      // of the rate, for a queue of nothing or of twice the target
-constexpr double kYield = 0.5;      // towards equal shares: the power of their ratio
-constexpr double kMostDrop = 0.5;   // of the rate at once
-constexpr int kCrowdedRounds = 10;  // with a queue that halving the rate does not drain
-// CUBIC's (RFC 9438), so that a share is what one TCP flow would have.
-constexpr double kCubic = 0.4, kCubicDrop = 0.7;
-constexpr double kCubicLoss = 0.005;  // one packet of kLossPackets
+constexpr double kGain = 0.25;     // of the rate, for a queue of nothing or of twice the target
+constexpr double kYield = 0.5;     // towards equal shares: the power of their ratio
+constexpr double kMostDrop = 0.5;  // of the rate at once
 
 }  // namespace
 
@@ -142,11 +138,8 @@ void RateControl::decide(Time now) {
     const bool congested = queue_ > target() || overrun;
 
     if (starting_) return start_up(congested);
-    if (!congested) crowded_ = 0, competing_ = false;
-    if (competing_) return compete(now, loss);
     if (!limited_ && (!congested || now - lowered_at_ < srtt_)) return;
     lowered_at_ = now;
-    if (congested && crowded_++ == 0) crowded_from_ = rate_;
     const double excess = static_cast<double>(queue_) / static_cast<double>(target()) - 1;
     const double round = static_cast<double>(srtt_ + 1);
     const double rounds = std::min(1.0, static_cast<double>(now - decided_at_) / round);
@@ -160,7 +153,6 @@ void RateControl::decide(Time now) {
             : congested || fair < 1 ? std::min(rate_, wanted)
                                     : std::max(rate_, wanted);
     rate_ += rounds * packet_bytes_ / round * kSecond;
-    if (crowded_ >= kCrowdedRounds && rate_ < kMostDrop * crowded_from_) begin_to_compete(now);
 }
 
 void RateControl::start_up(bool congested) {
@@ -172,29 +164,6 @@ void RateControl::start_up(bool congested) {
     const double carried = std::max(delivered_, start_bytes_ / static_cast<double>(srtt_) * kSecond);
     rate_ = starting_ ? std::max(rate_, 2 * delivered_) : std::min(rate_, carried);
     start_bytes_ *= 2;
-}
-
-// From half of what it had before the other came, at the plateau of CUBIC's curve.
-void RateControl::begin_to_compete(Time now) {
-    competing_ = true;
-    rate_ = kMostDrop * crowded_from_;
-    peak_packets_ = rate_ * static_cast<double>(srtt_) / kSecond / packet_bytes_;
-    peak_at_ = now;
-    recent_lost_ = 0;
-}
-
-// As CUBIC, whose window is here what is in flight; after a loss it looks whether the other is still there.
-void RateControl::compete(Time now, double loss) {
-    const double round_s = static_cast<double>(srtt_ + 1) / kSecond;
-    if (loss > kCubicLoss) {
-        competing_ = false;
-        crowded_ = kCrowdedRounds / 2;
-        crowded_from_ = kCubicDrop / kMostDrop * rate_;
-        recent_lost_ = 0;  // answered
-        return;
-    }
-    const double since_s = static_cast<double>(now - peak_at_) / kSecond;
-    rate_ = (peak_packets_ + kCubic * since_s * since_s * since_s) * packet_bytes_ / round_s;
 }
 
 void RateControl::push_back(Time now) {

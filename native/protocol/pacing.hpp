@@ -6,8 +6,7 @@
 // more in any case. The target is a number of bytes of this sender's own: the slower it is, the longer a queue it
 // accepts, so it keeps a share beside others. Receivers tell each sender how its share compares with the others', and a
 // sender knows that of each of its own paths: who has more yields some to who has less. Loss alone says little on a
-// lossy link; much of it says that the queue's room is shorter than the target, which is lowered. Where the queue stays
-// long although this rank backs off, somebody fills it until it overflows: then the rate follows CUBIC's curve.
+// lossy link; much of it says that the queue's room is shorter than the target, which is lowered.
 // docs/pacing.md has what was measured.
 #pragma once
 
@@ -49,25 +48,22 @@ private:
     void start_up(bool congested);
     bool enough(std::uint64_t bytes) const;  // for a decision
     bool timed() const { return sum_.span > 0 && enough(timed_bytes_ + sum_.lost_bytes); }
-    void begin_to_compete(Time now);
-    void compete(Time now, double loss);
     Duration target() const;
     void keep_base(Time now, Duration delay);
 
     const double packet_bytes_, target_bytes_;
     double start_bytes_;           // in flight while starting; doubles every round trip
     double rate_, delivered_ = 0;  // bytes/s
-    bool starting_ = true, limited_ = false, competing_ = false;
+    bool starting_ = true, limited_ = false;
     Duration srtt_ = 0, base_rtt_ = 0, queue_ = 0;
     Duration delay_ = 0,
              jumps_ = 0;  // the last one-way delay, and its mean change from one FEEDBACK to the next
     Duration target_cap_ = kNever;       // what loss has shown to be too long a queue
     Duration base_ = 0, next_base_ = 0;  // least one-way delay in the last period and in the one begun
-    Time base_since_ = -1, decided_at_ = 0, lowered_at_ = 0, heard_at_ = 0, peak_at_ = 0;
-    int starved_ = 0, crowded_ = 0, stalled_ = 0;  // decisions
-    int resumed_ = 0;                              // how often since the last decision
-    double crowded_from_ = 0, best_ = 0;  // the rate when crowding began; the most delivered while starting
-    double peak_packets_ = 0;             // in flight where CUBIC's curve is flat
+    Time base_since_ = -1, decided_at_ = 0, lowered_at_ = 0, heard_at_ = 0;
+    int starved_ = 0, stalled_ = 0;              // decisions
+    int resumed_ = 0;                            // how often since the last decision
+    double best_ = 0;                            // the most delivered while starting
     double recent_lost_ = 0, recent_bytes_ = 0;  // with weights that fall with age
     Sample sum_;                                 // since the last decision
     std::uint64_t timed_bytes_ = 0;              // of those delivered, in its span
