@@ -25,7 +25,7 @@ WARM_UP = 25
 
 def ops_for(ranks: int) -> int:
     """Fewer for more ranks, each of which gives a time; some after the warm-up, so that P99 meets bursts."""
-    return WARM_UP + min(400, 25_600 // ranks)
+    return WARM_UP + min(200, 12_800 // ranks)
 
 
 def measure(arguments: argparse.Namespace, ranks: int) -> Row:
