@@ -88,10 +88,12 @@ public:
     // `held`. An op whose sums have not been taken will hand some on, unless this rank has jumped past it.
     std::vector<Sums>& sums() { return sums_; }
     bool will_sum(Seq seq) const;
+    void close_scatter(Time now, Seq seq);  // what has not come yet is of no use to the column any more
     void conclude(Time now, Seq seq, std::uint32_t bucket_len, std::span<const float> means,
                   const GranuleSet& held, bool non_finite);
     // In a column: terms of ops that this rank has not entered, and that the ops before one will not be entered.
     void expect(const Terms& terms) { terms_ = terms; }
+    bool overtaken(Seq seq) const;  // this rank's part of an op that it has not entered is closed
     void skip_to(Seq seq);
 
     std::vector<OpReport>& reports() { return reports_; }  // of ended ops; the driver takes them

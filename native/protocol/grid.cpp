@@ -144,6 +144,7 @@ void Grid::advance(Time now) {
 void Grid::pump(Time now) {
     if (!column_) return;
     do {
+        catch_up(now);
         take_sums(now);
         take_means(now);
     } while (!row_.sums().empty() || !column_->reports().empty());
@@ -153,9 +154,19 @@ void Grid::pump(Time now) {
     column_reports_.clear();
 }
 
+// A row that is late would stay so: the means that it waits for are there, but its own SCATTER takes as long as that of
+// the others. What it sums is of no use to them any more.
+void Grid::catch_up(Time now) {
+    if (column_->overtaken(column_->next_seq())) row_.close_scatter(now, column_->next_seq());
+}
+
 void Grid::take_sums(Time now) {
-    for (Sums& sums : row_.sums()) waiting_.try_emplace(sums.seq, std::move(sums));
-    row_.sums().clear();
+    // Of several lengths of one op, the column takes the first.
+    const auto void_mean = [&](const Sums& sums) {
+        row_.conclude(now, sums.seq, sums.bucket_len, {}, none_of(sums), false);
+    };
+    for (Sums& sums : std::exchange(row_.sums(), {}))
+        if (!waiting_.try_emplace(sums.seq, std::move(sums)).second) void_mean(sums);
     while (!waiting_.empty()) {
         const Seq seq = waiting_.begin()->first;
         if (seq > column_->next_seq()) {
@@ -163,8 +174,8 @@ void Grid::take_sums(Time now) {
             column_->skip_to(seq);  // the row has jumped
         }
         Sums sums = std::move(waiting_.extract(waiting_.begin()).mapped());
-        if (seq < column_->next_seq()) {  // another length of the same op, or the column is far ahead
-            row_.conclude(now, seq, sums.bucket_len, {}, none_of(sums), false);
+        if (seq < column_->next_seq()) {  // or it is far ahead
+            void_mean(sums);
             continue;
         }
         column_->resynced();  // who contributes is the row's business

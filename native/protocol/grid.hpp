@@ -54,6 +54,7 @@ public:
 
 private:
     void pump(Time now);
+    void catch_up(Time now);
     void take_sums(Time now);
     void take_means(Time now);
     void close_column();

@@ -106,6 +106,23 @@ bool Endpoint::will_sum(Seq seq) const {
                        [](const auto& op) { return op->entered() && !op->finished(); });
 }
 
+void Endpoint::close_scatter(Time now, Seq seq) {
+    const auto slot = slots_.find(seq);
+    if (slot == slots_.end()) return;
+    for (auto& op : slot->second.variants)
+        if (op->owns()) {
+            op->close(now, Ending::kBound);
+            settle(now, slot->second, *op);
+        }
+}
+
+bool Endpoint::overtaken(Seq seq) const {
+    const auto slot = slots_.find(seq);
+    return seq >= next_seq_ && slot != slots_.end() &&
+           std::any_of(slot->second.variants.begin(), slot->second.variants.end(),
+                       [](const auto& op) { return op->owns() && op->closed(); });
+}
+
 void Endpoint::conclude(Time now, Seq seq, std::uint32_t bucket_len, std::span<const float> means,
                         const GranuleSet& held, bool non_finite) {
     const auto slot = slots_.find(seq);
