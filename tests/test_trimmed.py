@@ -21,7 +21,7 @@ lane = _native.UdpLane(0, 0, True)
 if permitted:
     lane.receive_trimmed()
 lane.start(
-    rank=0, ranks=2, seed=0, group_tag=7, window_ops=4, codec=_native.CODEC_PLANES, resend=True,
+    rank=0, ranks=2, rows=1, seed=0, group_tag=7, window_ops=4, codec=_native.CODEC_PLANES, resend=True,
     pool_bytes=1 << 20, window_bytes=1 << 20, terms=_native.Terms(fixed_bounds(1.0), 16),
     peers=[_native.PeerSettings(1 << 20, 1 << 20, 1424, 166, False)] * 2, addresses=[(0x7F000001, 9)] * 2,
 )
