@@ -57,8 +57,8 @@ def test_both_sides_train_and_the_summary_says_what_the_freeze_cost():
     assert ours.contributions_lost[1] > 0
     assert ours.drift_after_resync == (0.0, 0.0, 0.0)
 
-    # At most the step in which the others had already heard from the frozen one, and one that it did before it
-    # stopped: the clock of the freeze starts when the signal is sent.
+    # At most the step in which the others had already heard from the frozen one, and one that it did before
+    # it stopped: the clock of the freeze starts when the signal is sent.
     assert theirs.done_while_frozen <= 2
     assert theirs.means_lost == theirs.contributions_lost == theirs.drift == (0.0, 0.0, 0.0)
 
