@@ -16,8 +16,8 @@ from tailcut.errors import ConfigError
 T = TypeVar("T")
 
 LEAST_RANKS = 128
-"""Smaller groups are flat. A grid costs two more hops, and a dead rank costs its row a whole shard; it saves
-packets and peers, which a rank of a small group has few of."""
+"""Smaller groups are flat. In a grid a dead rank costs its row a whole shard; it saves packets and peers,
+which a rank of a small group has few of."""
 
 LEAST_ROWS = 4
 """Fewer rows, or shorter ones, save too little."""
