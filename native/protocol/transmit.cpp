@@ -83,8 +83,8 @@ bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
             over &= op->served(rank) && op->closed() && (op->finished() || !op->entered()) && !lost;
             if (!fresh && !lost) continue;
             if (!may_send(now, rank, *op)) return false;
-            if (!next_of(now, rank, *op, out)) {  // it needs nothing any more
-                pass_turn(rank, *op);
+            if (!next_of(now, rank, *op, out)) {
+                if (fresh) pass_turn(rank, *op);  // it needs nothing any more
                 continue;
             }
             dispatch(now, rank, *op, out);
