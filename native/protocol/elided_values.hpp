@@ -58,6 +58,9 @@ public:
 
     void enter(float*, int, std::span<const float>) override {}
     void sum(const std::vector<GranuleSet>& arrived, std::span<float>, std::span<float> weights) override;
+    void conclude(std::span<const float>, const GranuleSet& held, std::vector<Run>& runs) override {
+        settle(0, layout_.granules(shard_), {held}, runs);
+    }
     void offer(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {}
     void save() override {}
     void take_over(std::span<const Run>, float*) const override {}
@@ -93,9 +96,6 @@ public:
     }
     bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                 std::vector<Run>& runs) override;
-    void conclude(std::span<const float>, const GranuleSet& held, std::vector<Run>& runs) override {
-        settle(0, layout_.granules(shard_), {held}, runs);
-    }
     std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
     std::size_t mean_floats() const override { return layout_.shard_stride(); }
 
@@ -110,9 +110,6 @@ public:
     void enter(float*, int planes, std::span<const float>) override { planes_ = planes; }
     bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                 std::vector<Run>& runs) override;
-    void conclude(std::span<const float>, const GranuleSet& held, std::vector<Run>& runs) override {
-        settle(0, layout_.granules(shard_), {held}, runs);
-    }
     std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
     std::size_t mean_floats() const override;
 

@@ -157,6 +157,7 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
         context_.silent[header.source] = false;
         --context_.silent_count;
     }
+    limiting_peers_ += (header.incast != 0) - (peer.incast != 0);
     peer.incast = header.incast;
     if (header.flags & wire::kReplyWanted) {
         feedback_due = true;

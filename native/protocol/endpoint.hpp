@@ -196,6 +196,7 @@ private:
     std::deque<Rank> ready_;
     std::size_t burst_bytes_ = 0;  // sent in a row to the peer at the front of ready_
     bool turn_awaited_ = false;    // somebody is not sent to because others come first
+    int limiting_peers_ = 0;       // that want to hear few senders at once
     Time next_probe_ = kNever;     // no probe is due before
     // Peers that the pace holds back, soonest first; an entry is void if the peer has another wake_at.
     using Wake = std::pair<Time, Rank>;

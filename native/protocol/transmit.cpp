@@ -168,6 +168,7 @@ bool Endpoint::may_send(Time now, Rank rank, const Op& op) {
 // the next rank: as each sender starts elsewhere, each receiver hears about so many. The least number holds for all.
 // With a number for each, one that asks for fewer than the others is left until last, and then hears all at once.
 bool Endpoint::has_turn(Rank rank, const Op& op) const {
+    if (limiting_peers_ == 0) return true;
     std::size_t before = peers_.size();
     for (Rank other = 0; other < peers_.size(); ++other)
         if (peers_[other].incast != 0 && !context_.silent[other])
