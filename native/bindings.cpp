@@ -123,6 +123,20 @@ void bind_reports(nb::module_& m) {
         .def_prop_ro("stage", [](const LateCompletion& late) { return static_cast<int>(late.stage); })
         .def_ro("bucket_len", &LateCompletion::bucket_len)
         .def_ro("took_ns", &LateCompletion::took);
+    nb::class_<Energies>(m, "Energies")
+        .def_ro("contributed", &Energies::contributed)
+        .def_ro("sampled", &Energies::sampled)
+        .def_ro("mean", &Energies::mean)
+        .def_ro("quantized", &Energies::quantized)
+        .def_ro("trimmed", &Energies::trimmed)
+        .def_ro("planes", &Energies::planes)
+        .def_ro("void_mean", &Energies::void_mean)
+        .def_ro("sent_noise", &Energies::sent_noise)
+        .def_ro("sent_nominal", &Energies::sent_nominal)
+        .def_ro("mean_quantized", &Energies::mean_quantized)
+        .def_ro("received", &Energies::received)
+        .def_ro("received_trimmed", &Energies::received_trimmed)
+        .def_ro("received_lost", &Energies::received_lost);
     nb::class_<OpReport>(m, "OpReport")
         .def_ro("ticket", &OpReport::ticket)
         .def_ro("status", &OpReport::status)
@@ -135,6 +149,8 @@ void bind_reports(nb::module_& m) {
         .def_ro("non_finite", &OpReport::non_finite)
         .def_ro("contributed", &OpReport::contributed)
         .def_ro("planes", &OpReport::planes)
+        .def_ro("gather_planes", &OpReport::gather_planes)
+        .def_ro("energies", &OpReport::energies)
         .def_ro("entered_at", &OpReport::entered_at)
         .def_ro("majority_entered_at", &OpReport::majority_entered_at)
         .def_ro("scatter_closed_at", &OpReport::scatter_closed_at)
@@ -214,11 +230,13 @@ void bind_reports(nb::module_& m) {
     nb::class_<Terms>(m, "Terms")
         .def(
             "__init__",
-            [](Terms* self, const Bounds& bounds, int planes, std::uint8_t incast) {
-                if (planes < 1 || planes > wire::kMaxPlanes) throw nb::value_error("planes");
-                new (self) Terms{bounds, planes, incast};
+            [](Terms* self, const Bounds& bounds, int planes, std::uint8_t incast,
+               std::optional<int> gather_planes) {
+                for (const int count : {planes, gather_planes.value_or(planes)})
+                    if (count < 1 || count > wire::kMaxPlanes) throw nb::value_error("planes");
+                new (self) Terms{bounds, planes, gather_planes.value_or(planes), incast};
             },
-            "bounds"_a, "planes"_a, "incast"_a = 0)
+            "bounds"_a, "planes"_a, "incast"_a = 0, "gather_planes"_a = nb::none())
         .def(
             "with_column",  // of a grid
             [](Terms terms, const Terms& column) {
@@ -229,6 +247,7 @@ void bind_reports(nb::module_& m) {
             "column"_a)
         .def_ro("bounds", &Terms::bounds)
         .def_ro("planes", &Terms::planes)
+        .def_ro("gather_planes", &Terms::gather_planes)
         .def_ro("incast", &Terms::incast);
 }
 

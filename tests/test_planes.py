@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tailcut import Config, ConfigError, Freeze, Scenario, Simulation, _native, simulate
-from tailcut.codec import unbiased_nmse
+from tailcut.epsilon import unbiased_nmse
 from tests import oracle
 from tests.measures import gain, nmse
 from tests.rotation import mix

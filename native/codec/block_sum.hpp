@@ -22,6 +22,13 @@ public:
         return weight_ > 0 ? static_cast<double>(block_len) / weight_ : 0;
     }
 
+    // The block's energy, as σ and what came of it tell, and the errors of rotate_back_bounded() by what was cut off and by
+    // what did not come, beside that by the planes that were sent.
+    struct Damage {
+        double energy = 0, trimmed = 0, lost = 0;
+    };
+    Damage damage(std::size_t block_len) const;
+
     // Rotates back, times `factor`. `z` holds zeros where nothing was added, and is lost; it may be `out`, which may be
     // shorter by what a shard's last block is longer than the shard.
     void rotate_back(std::span<float> z, std::span<float> out, std::uint64_t key, double factor) const;
@@ -31,6 +38,8 @@ public:
 
 private:
     double weight_ = 0;
+    double stated_weight_ = 0, energy_ = 0;  // of whole packets: Σ w, Σ σ²
+    std::size_t coords_ = 0;                 // of which something came
     float shift_ =
         0;  // a power of two that keeps sums of the coordinates within the normal range; 0: nothing came
 };

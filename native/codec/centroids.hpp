@@ -36,6 +36,9 @@ inline constexpr std::array<double, kMaxPlanes + 1> kDistortion = {1.0,
                                                                    2.7e-9,
                                                                    7e-10};
 
+// The error of unbiased decoding, as a share of a Gaussian block's energy.
+constexpr double nominal_noise(int bits) { return 1 / (1 - kDistortion[static_cast<std::size_t>(bits)]) - 1; }
+
 struct Centroids {
     // The mean of the m-th cell from zero outwards at b <= 11 bits is means[2^(b-1) + m].
     std::array<float, 1u << kTableBits> means;

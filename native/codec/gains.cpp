@@ -44,7 +44,7 @@ Gains measure_gains(std::span<const float> z, const Scale& scale, std::uint64_t 
     const Centroids& means = centroids();
     const int most = std::min(planes, kMeasuredBits);
     const std::size_t strata = std::min(kStrata, z.size() / 8), stratum = z.size() / strata;
-    std::array<double, kMeasuredBits + 1> held{};
+    std::array<double, kMeasuredBits + 1> held{}, squares{};
     double whole = 0;
     for (std::size_t s = 0; s < strata; ++s) {
         const std::size_t at = s * stratum + mix(mix(key ^ 0x6761696E) + s) % (stratum / 8) * 8;
@@ -59,9 +59,11 @@ Gains measure_gains(std::span<const float> z, const Scale& scale, std::uint64_t 
             const std::uint32_t magnitude = (codes[k] ^ negative) & 0x7FFF;
             const double towards =
                 std::bit_cast<double>(std::bit_cast<std::uint64_t>(y) ^ std::uint64_t{negative} << 63);
-            for (int b = 1; b <= most; ++b)
-                held[static_cast<std::size_t>(b)] +=
-                    towards * double{means.means[(1u << (b - 1)) + (magnitude >> (kMaxPlanes - b))]};
+            for (int b = 1; b <= most; ++b) {
+                const double mean = means.means[(1u << (b - 1)) + (magnitude >> (kMaxPlanes - b))];
+                held[static_cast<std::size_t>(b)] += towards * mean;
+                squares[static_cast<std::size_t>(b)] += mean * mean;
+            }
         }
     }
     Gains gains;
@@ -69,6 +71,8 @@ Gains measure_gains(std::span<const float> z, const Scale& scale, std::uint64_t 
     for (std::size_t b = 1; b <= static_cast<std::size_t>(most); ++b) {
         const double r = held[b] / (whole * (1 - kDistortion[b])) - 1;
         gains.deviation[b] = to_half(static_cast<float>(std::clamp(r, -0.96875, 4095.0)));
+        const double w = held[b] / whole;
+        gains.noise[b] = w > 0 ? static_cast<float>(std::max(0.0, squares[b] / whole / (w * w) - 1)) : 0;
     }
     if (gains.deviation[1] <= kNominalGain)
         gains.deviation[1] = kNominalGain + 1;  // measured, and zero: as good as

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <span>
 
+#include "codec/centroids.hpp"
 #include "codec/scale.hpp"
 #include "wire/header.hpp"
 
@@ -26,10 +27,16 @@ inline constexpr std::uint16_t kNominalGain = 1;
 
 struct Gains {
     std::array<std::uint16_t, kMeasuredBits + 1> deviation{};  // r_b by b, fp16
+    std::array<float, kMeasuredBits + 1> noise{};              // by b: |z - Q_b z/w_b|²/|z|², not sent
 
     bool measured() const { return deviation[1] != 0; }
     std::uint16_t at(int bits) const {
         return bits <= kMeasuredBits ? deviation[static_cast<std::size_t>(bits)] : 0;
+    }
+    // The error of unbiased decoding, as a share of the block's energy.
+    double noise_at(int bits) const {
+        if (deviation[1] <= kNominalGain || bits > kMeasuredBits) return nominal_noise(bits);
+        return noise[static_cast<std::size_t>(bits)];
     }
 };
 

@@ -145,6 +145,8 @@ Cut cut_of(const PlanesHead& head, std::span<const std::byte> payload) {
     return cut;
 }
 
+float stated_weight(const PlanesHead& head) { return weight(head, {}, head.planes); }
+
 Cut decode(const PlanesHead& head, std::span<const std::byte> payload, std::span<float> out) {
     return decode_to(head, payload, out.data(), false);
 }

@@ -69,6 +69,9 @@ struct Cut {
 // Any payload, of any length: what is too much is not looked at, and hostile gains stay within bounds.
 Cut cut_of(const PlanesHead& head, std::span<const std::byte> payload);
 
+// w_b of all the planes that the header states.
+float stated_weight(const PlanesHead& head);
+
 // out = c_b(q)·σ, and 0 where nothing came.
 Cut decode(const PlanesHead& head, std::span<const std::byte> payload, std::span<float> out);
 // sums += c_b(q)·σ and weights[granule] += w_b.

@@ -47,6 +47,8 @@ Scale non_finite_scale() {
     return scale;
 }
 
+}  // namespace
+
 float sum_of_squares(std::span<const float> z) {
     float lanes[kLanes] = {};
     for (std::size_t k = 0; k < z.size(); k += kLanes)
@@ -55,8 +57,6 @@ float sum_of_squares(std::span<const float> z) {
         for (std::size_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
     return lanes[0];
 }
-
-}  // namespace
 
 Scale rotate_and_scale(std::span<const float> in, std::span<float> out, std::uint64_t key) {
     const auto n = static_cast<float>(in.size());

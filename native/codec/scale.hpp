@@ -17,6 +17,8 @@ struct Scale {
     bool far_from_gaussian() const { return !gaussian && unit != 0; }
 };
 
+float sum_of_squares(std::span<const float> z);  // of a multiple of 16, the same bits everywhere
+
 // Rotates a block and finds its scale. `out` may be `in`. A block that is too large or too small for sums of fourth
 // powers in fp32 is brought to the middle of the range by a power of two first: coordinate · unit is right for what
 // is in `out`, and sigma for the block as it was.

@@ -35,9 +35,13 @@ RotatedStripe rotate_stripe(std::span<const float> shard, std::vector<BlockSpan>
                             const BlockKeys& keys, std::span<float> z);
 
 // Codes the runs, each into the slots from its first granule on; `slots` begin with the stripe's first granule. Returns
-// what the headers of each block's packets say, but for their granules. All packets have gains or none has: packets of
-// equal length travel in one system call.
-std::vector<PlanesHead> encode_stripe(const RotatedStripe& stripe, std::span<const PacketRun> runs,
+// what the headers of each block's packets say, but for their granules, and the error of decoding them as a share of the
+// block's energy. All packets have gains or none has: packets of equal length travel in one system call.
+struct CodedBlock {
+    PlanesHead head;
+    double noise;
+};
+std::vector<CodedBlock> encode_stripe(const RotatedStripe& stripe, std::span<const PacketRun> runs,
                                       const BlockKeys& keys, int planes, std::byte* slots);
 
 }  // namespace tailcut::codec

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "codec/centroids.hpp"
 #include "codec/planes.hpp"
 #include "protocol/planes_values.hpp"
 
@@ -85,6 +86,23 @@ bool ElidedPlanesContributions::next(Rank shard, const GranuleSet& answered, std
     return true;
 }
 
+void ElidedReduction::note(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived) {
+    for (std::uint32_t end; first < last; first = end) {
+        end = last;
+        std::size_t came = 0;
+        for (const GranuleSet& set : arrived) end = set.run_end(first, end), came += set.test(first);
+        energies_ += nominal_energies(layout_.coords(shard_, first, end), came, layout_.ranks);
+    }
+}
+
+void ElidedMeans::finish(Rank own_shard, const std::vector<GranuleSet>& held) {
+    for (Rank shard = 0; shard < layout_.ranks; ++shard)
+        for (std::uint32_t g = 0, last; shard != own_shard && g < layout_.granules(shard); g = last) {
+            last = held[shard].run_end(g, layout_.granules(shard));
+            note_nominal(layout_.coords(shard, g, last), held[shard].test(g), layout_.ranks);
+        }
+}
+
 // Contributions without what coarse ones weigh less.
 void ElidedReduction::sum(const std::vector<GranuleSet>& arrived, std::span<float>,
                           std::span<float> weights) {
@@ -103,6 +121,7 @@ bool ElidedRawReduction::settle(std::uint32_t first, std::uint32_t last,
                                 const std::vector<GranuleSet>& contributed, std::vector<Run>& runs) {
     const auto& arrived = context_.level == Level::kColumn ? weighty_ : contributed;
     const bool without_coords = layout_.coords(shard_, first, last) == 0;
+    note(first, last, arrived);
     for (std::uint32_t end; first < last; first = end) {
         bool empty = false;
         end = run_end(arrived, first, last, empty);
@@ -121,9 +140,9 @@ std::uint32_t ElidedRawReduction::packet(Rank peer, const Run& run, Outgoing& ou
 }
 
 ElidedPlanesReduction::ElidedPlanesReduction(const OpContext& context, Seq seq, const Layout& layout,
-                                             int planes, Block memory)
+                                             int gather_planes, Block memory)
     : ElidedReduction(context, seq, layout, std::move(memory)),
-      planes_(planes),
+      planes_(gather_planes),
       lengths_(layout.granules(shard_)) {
     const codec::SendOrder order = send_order();
     for (std::uint32_t k = 0; k < order.stripes(); ++k)
@@ -158,6 +177,16 @@ bool ElidedPlanesReduction::settle(std::uint32_t first, std::uint32_t last,
 void ElidedPlanesReduction::cut(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,
                                 std::vector<Run>& runs) {
     const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
+    const Energies before = energies_;
+    note(first, last, arrived);
+    // One of those that came is the own one, as it is; the error of a mean of m is 1/w - 1 of m - 1 of m contributions.
+    const double mean = energies_.mean - before.mean, sampled = energies_.sampled - before.sampled;
+    const double contributed = energies_.contributed - before.contributed;
+    if (contributed > 0)
+        energies_.quantized +=
+            codec::nominal_noise(sent_planes_) * mean * std::max(0.0, 1 - sampled / contributed);
+    energies_.planes += contributed * sent_planes_;
+    energies_.mean_quantized += codec::nominal_noise(planes_) * mean;
     bool empty = false;
     if (run_end(arrived, first, last, empty) == last && empty) {
         runs.push_back({first, last, true});

@@ -74,6 +74,9 @@ public:
     void leave_pool() override { memory_.leave_pool(); }
 
 protected:
+    // Granules [first, last), of which so much has come.
+    void note(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived);
+
     const OpContext& context_;
     const Layout layout_;
     const Rank shard_;
@@ -105,9 +108,14 @@ private:
 
 class ElidedPlanesReduction final : public ElidedReduction {
 public:
-    ElidedPlanesReduction(const OpContext& context, Seq seq, const Layout& layout, int planes, Block memory);
+    ElidedPlanesReduction(const OpContext& context, Seq seq, const Layout& layout, int gather_planes,
+                          Block memory);
 
-    void enter(float*, int planes, std::span<const float>) override { planes_ = planes; }
+    void enter(float*, int gather_planes, std::span<const float>) override { planes_ = gather_planes; }
+    void offer(const wire::Header& header, std::uint32_t, std::uint32_t,
+               std::span<const std::byte>) override {
+        sent_planes_ = header.planes;
+    }
     bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                 std::vector<Run>& runs) override;
     std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
@@ -117,7 +125,7 @@ private:
     codec::SendOrder send_order() const;
     void cut(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived, std::vector<Run>& runs);
 
-    int planes_;
+    int planes_, sent_planes_ = 0;          // of the mean, and of the latest contribution
     std::vector<std::uint32_t> unsettled_;  // by stripe: granules
     std::vector<std::uint16_t> lengths_;    // by granule: those of the mean's packet that begins there
     std::vector<bool> gains_;               // by stripe: whether its packets send gains
@@ -125,14 +133,15 @@ private:
 
 class ElidedMeans final : public Means {
 public:
-    explicit ElidedMeans(Block memory) : memory_(std::move(memory)) {}
+    ElidedMeans(const Layout& layout, Block memory) : layout_(layout), memory_(std::move(memory)) {}
 
     void place(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {}
     void settle(Rank, std::uint32_t, std::uint32_t, const GranuleSet&, const GranuleSet&) override {}
     void enter(std::span<float>, const std::vector<GranuleSet>&) override { memory_ = {}; }
-    void finish(Rank, const std::vector<GranuleSet>&) override {}
+    void finish(Rank own_shard, const std::vector<GranuleSet>& held) override;
 
 private:
+    const Layout layout_;
     Block memory_;
 };
 

@@ -191,7 +191,7 @@ Terms Grid::column_terms(Duration longer) const {
     Bounds bounds = terms_.column_bounds;
     for (Duration* bound : {&bounds.scatter, &bounds.scatter_cap, &bounds.deadline})
         *bound += std::max<Duration>(0, longer);
-    return {bounds, terms_.planes, terms_.column_incast};
+    return {bounds, terms_.planes, terms_.gather_planes, terms_.column_incast};
 }
 
 void Grid::take_means(Time now) {

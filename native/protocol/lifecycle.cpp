@@ -34,7 +34,7 @@ Op* Endpoint::variant(Seq seq, Slot& slot, std::uint32_t bucket_len, bool own_le
         if (op->layout().bucket_len == bucket_len) return op.get();
     // The local rank's own length always finds a place.
     if (slot.variants.size() + slot.forgotten.size() >= kMaxVariants && !own_length) return nullptr;
-    slot.variants.push_back(std::make_unique<Op>(context_, seq, bucket_len, terms_.planes));
+    slot.variants.push_back(std::make_unique<Op>(context_, seq, bucket_len, terms_.gather_planes));
     if (own_length || slot.variants.size() == 1)
         recent_bytes_[seq % recent_bytes_.size()] = slot.variants.back()->layout().bytes();
     return slot.variants.back().get();

@@ -15,12 +15,12 @@ std::uint32_t granules_of(std::uint32_t coords) { return (coords + kGranule - 1)
 
 }  // namespace
 
-Op::Op(OpContext& context, Seq seq, std::uint32_t bucket_len, int planes)
+Op::Op(OpContext& context, Seq seq, std::uint32_t bucket_len, int gather_planes)
     : context_(context),
       shape_(context.shape),
       seq_(seq),
       layout_{bucket_len, shape_.ranks},
-      planes_(planes),
+      gather_planes_(gather_planes),
       sent_(shape_.ranks),
       steps_(shape_.ranks),
       gather_last_at_(shape_.ranks, -1),
@@ -31,7 +31,7 @@ Op::Op(OpContext& context, Seq seq, std::uint32_t bucket_len, int planes)
 
 void Op::own(Block memory) {
     owned_.emplace(context_, layout_.granules(own_shard()),
-                   make_reduction(context_, seq_, layout_, planes_, std::move(memory)));
+                   make_reduction(context_, seq_, layout_, gather_planes_, std::move(memory)));
 }
 
 void Op::hold(Block memory) {
@@ -49,6 +49,7 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, std::span<const
     bucket_ = bucket;
     bounds_ = terms.bounds;
     planes_ = terms.planes;
+    gather_planes_ = terms.gather_planes;
     entered_at_ = now;
     deadline_ = now + terms.bounds.deadline;
     report_.ticket = ticket;
@@ -60,7 +61,7 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, std::span<const
     const std::uint64_t own = layout_.begin(own_shard());
     const std::size_t granules = layout_.length(own_shard()) / kGranule;  // a column's bucket has whole ones
     if (!weights.empty()) weights = weights.subspan(own / kGranule, granules);
-    owned_->enter(now, bucket.data() + own, weights, contributing, planes_);
+    owned_->enter(now, bucket.data() + own, weights, contributing, gather_planes_);
 }
 
 std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
@@ -316,6 +317,7 @@ OpReport Op::finish(Time now, Status status, Ending ending, bool awaited, bool r
     owned_->leave(awaited);
     scan_unsent();
     means_->finish(own_shard(), held_);
+    report_.energies = contributions_->energies();
     contributions_.reset();
     // Rule 10: whoever checks gradients for Inf and NaN finds one, whichever packets were lost.
     if (non_finite() && !bucket_.empty()) bucket_[0] = std::numeric_limits<float>::quiet_NaN();
@@ -342,7 +344,12 @@ void Op::fill_report(Time now, Status status, bool record_fates) {
     report_.place = shape_.self;
     report_.non_finite = non_finite();
     report_.contributed = contributing_;
-    report_.planes = context_.codec == wire::Codec::kPlanes ? planes_ : 0;
+    if (context_.codec == wire::Codec::kPlanes) {
+        report_.planes = planes_;
+        report_.gather_planes = gather_planes_;
+    }
+    report_.energies += owned_->energies();
+    report_.energies += means_->energies();
     report_.entered_at = entered_at_;
     report_.majority_entered_at = owned_->majority_entered_at();
     report_.scatter_closed_at = owned_->closed_at();

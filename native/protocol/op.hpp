@@ -17,8 +17,8 @@ namespace tailcut {
 
 class Op {
 public:
-    // `planes` until the local rank enters.
-    Op(OpContext& context, Seq seq, std::uint32_t bucket_len, int planes);
+    // `gather_planes` until the local rank enters.
+    Op(OpContext& context, Seq seq, std::uint32_t bucket_len, int gather_planes);
 
     Seq seq() const { return seq_; }
     const Layout& layout() const { return layout_; }
@@ -127,7 +127,7 @@ private:
     bool entered_ = false, contributing_ = false, finished_ = false;
     std::span<float> bucket_;
     Bounds bounds_;
-    int planes_;
+    int planes_ = 0, gather_planes_;
     Time entered_at_ = 0, deadline_ = kNever;
     std::unique_ptr<Contributions> contributions_;
     std::vector<std::uint32_t> sent_,

@@ -24,11 +24,11 @@ OwnedShard::OwnedShard(const OpContext& context, std::uint32_t granules, std::un
       cursors_(shape_.ranks + 1u) {}
 
 void OwnedShard::enter(Time now, float* bucket_shard, std::span<const float> weights, bool contributing,
-                       int planes) {
+                       int gather_planes) {
     values_->leave_pool();
     values_->take_over(runs_, bucket_shard);
     if (closed()) return;
-    values_->enter(bucket_shard, planes, weights);
+    values_->enter(bucket_shard, gather_planes, weights);
     if (scattered()) return;
     note_entry(shape_.self, now);
     ripen(shape_.self, now);

@@ -18,7 +18,8 @@ public:
 
     // The caller's shard: holds the own contribution, if there is one, and receives the mean in its place.
     // The memory is no longer the pool's. `weights`: in a column, of the own contribution, by granule.
-    void enter(Time now, float* bucket_shard, std::span<const float> weights, bool contributing, int planes);
+    void enter(Time now, float* bucket_shard, std::span<const float> weights, bool contributing,
+               int gather_planes);
     // The caller takes its shard back. What a peer has not been sent yet is saved, and what it may need again.
     void leave(bool awaited);
     // The rank will deliver nothing (more). Its missing granules are waited for no longer.
@@ -51,6 +52,7 @@ public:
     const std::vector<Time>& last_at() const { return last_at_; }
     std::uint32_t final_granules() const { return final_granules_; }
     bool non_finite() const { return non_finite_; }
+    const Energies& energies() const { return values_->energies(); }
     bool abstained(Rank rank) const { return abstains_[rank]; }
     const GranuleSet& arrived(Rank rank) const { return arrived_[rank]; }
     std::span<const Run> runs() const { return runs_; }

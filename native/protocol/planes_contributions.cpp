@@ -61,8 +61,15 @@ std::shared_ptr<const PlanesContributions::EncodedStripe> PlanesContributions::e
                                               encoded->stripe.blocks, keys,
                                               grown(context_.stripe, std::size_t{last - first} * kGranule));
     encoded->slots = context_.memory.take((last - first) * codec::kSlotFloats);
-    encoded->heads = codec::encode_stripe(rotated, encoded->stripe.packets, keys, planes_,
-                                          reinterpret_cast<std::byte*>(encoded->slots.data()));
+    for (const codec::CodedBlock& coded :
+         codec::encode_stripe(rotated, encoded->stripe.packets, keys, planes_,
+                              reinterpret_cast<std::byte*>(encoded->slots.data()))) {
+        const double energy = coded.head.sigma > 0 ? double{coded.head.sigma} * coded.head.sigma : 0;
+        const double length = encoded->stripe.blocks[encoded->heads.size()].length;
+        energies_.sent_noise += length * energy * coded.noise;
+        energies_.sent_nominal += length * energy * codec::nominal_noise(planes_);
+        encoded->heads.push_back(coded.head);
+    }
     return encoded;
 }
 

@@ -20,17 +20,19 @@ void add_own(std::span<const float> z, const codec::Scale& scale, std::span<floa
 
 }  // namespace
 
-PlanesReduction::PlanesReduction(OpContext& context, Seq seq, const Layout& layout, int planes, Block memory)
+PlanesReduction::PlanesReduction(OpContext& context, Seq seq, const Layout& layout, int gather_planes,
+                                 Block memory)
     : context_(context),
       layout_(layout),
       shard_(context.shape.shard_of(context.shape.self, seq)),
       keys_(context.shape.seed, seq, shard_),
       blocks_(layout.length(shard_)),
-      planes_(planes),
+      planes_(gather_planes),
       memory_(std::move(memory)),
       mean_(memory_ ? bytes(memory_) + (layout.ranks - 1u) * mean_floats(layout) * sizeof(float) : nullptr),
       newest_(std::size_t{blocks_.count()} * layout.ranks, kNone),
       heads_(blocks_.count()),
+      means_(blocks_.count()),
       present_(layout.granules(shard_)),
       lengths_(layout.granules(shard_)) {
     const codec::SendOrder order = send_order();
@@ -99,9 +101,13 @@ void PlanesReduction::encode(const codec::Stripe& stripe, const codec::RotatedSt
                              std::vector<Run>& runs) {
     const std::vector<codec::PacketRun> packets = cut_at_gaps(stripe, runs);
     if (!packets.empty()) {
-        const auto heads =
+        const auto coded =
             codec::encode_stripe(mean, packets, keys_, planes_, mean_slot(stripe.first_granule()));
-        std::copy(heads.begin(), heads.end(), heads_.begin() + stripe.blocks.front().index);
+        for (std::size_t b = 0; b < coded.size(); ++b) {
+            const std::uint32_t block = stripe.blocks[b].index;
+            heads_[block] = coded[b].head;
+            energies_.mean_quantized += coded[b].noise * means_[block];
+        }
     }
     for (const codec::BlockSpan& block : stripe.blocks)
         if (bucket_shard_) apply(block, bucket_shard_);
@@ -140,6 +146,7 @@ void PlanesReduction::conclude(std::span<const float> means, const GranuleSet& h
             const std::uint32_t present = held.count(block.first_granule(), block.last_granule());
             const auto z = mean.block(b);
             if (present > 0) std::copy_n(means.begin() + block.begin, block.length, z.begin());
+            if (present > 0) note_mean(block, z, present);
             mean.scales.push_back(codec::scale_of_mean(z, std::size_t{present} * kGranule, false, false));
         }
         encode(stripe, mean, runs);
@@ -164,21 +171,26 @@ codec::Scale PlanesReduction::reduce_block(const codec::BlockSpan& block, std::s
         present_.set(begin + g, begin + g + 1);
         for (float& value : sums.subspan(g * kGranule, kGranule)) value /= weights[g];
     }
+    note_mean(block, sums, present);
     return codec::scale_of_mean(sums, std::size_t{present} * kGranule, gaussian, even);
 }
 
 // Adds to sums and, by granule, to weights. Returns whether the sum is as good as Gaussian.
 bool PlanesReduction::accumulate_block(const codec::BlockSpan& block, std::span<float> sums,
                                        std::span<float> weights, const codec::RotatedStripe& own,
-                                       std::size_t index, const std::vector<GranuleSet>& arrived) const {
+                                       std::size_t index, const std::vector<GranuleSet>& arrived) {
     const std::uint32_t granules = block.length / kGranule, begin = block.first_granule();
     bool gaussian = true;  // unless somebody's values are few: coarse, or those of a block far from Gaussian
+    std::vector<Account> accounts(granules);
+    double squares = 0, came = 0, planes = 0, coded = 0;  // Σσ² and granules, then of coded ones
     for (Rank rank = 0; rank < layout_.ranks; ++rank) {
         if (rank == context_.shape.self) {
             if (own.scales.empty()) continue;
             add_own(own.block(index), own.scales[index], sums);
             gaussian = gaussian && !own.scales[index].far_from_gaussian();
-            for (std::uint32_t g = 0; g < granules; ++g) weights[g] += 1;
+            for (std::uint32_t g = 0; g < granules; ++g) weights[g] += 1, accounts[g] += {1, 1, 0, 1, 0};
+            squares += granules * double{own.scales[index].sigma} * own.scales[index].sigma;
+            came += granules;
             continue;
         }
         for (std::uint32_t k = newest_[block.index * layout_.ranks + rank]; k != kNone; k = pieces_[k].next) {
@@ -189,9 +201,47 @@ bool PlanesReduction::accumulate_block(const codec::BlockSpan& block, std::span<
                 codec::accumulate(piece.head, {slot(rank, piece.first), piece.payload_bytes},
                                   sums.subspan(at * kGranule), weights.subspan(at));
             gaussian = gaussian && cut.bits >= codec::kMeasuredBits && !codec::far_from_gaussian(piece.head);
+            const float stated = codec::stated_weight(piece.head);
+            const double square = double{piece.head.sigma} * piece.head.sigma;
+            // C = w·z + n with n orthogonal to z; of Gaussian blocks w = 1 - D and |C|² = w·|z|².
+            const auto noise = [&](int bits) {
+                const double distortion = codec::kDistortion[static_cast<std::size_t>(bits)];
+                return distortion * (1 - distortion) * square;
+            };
+            const double whole = noise(piece.head.planes), less = noise(cut.bits),
+                         more = noise(std::min(cut.bits + 1, codec::kMaxPlanes));
+            for (std::uint32_t g = 0; g < piece.head.granules; ++g) {
+                const double weight = cut.weight_of(g);
+                if (weight == 0) continue;
+                accounts[at + g] += {1, weight, g < cut.longer ? more : less, stated, whole};
+                squares += square, came += 1, coded += 1, planes += piece.head.planes;
+            }
         }
     }
+    if (came == 0) return gaussian;
+    const double contribution = kGranule * squares / came;
+    energies_.contributed += contribution * granules;
+    energies_.planes += contribution * granules * (coded > 0 ? planes / coded : 0);
+    for (const Account& account : accounts) {
+        if (account.weight == 0) {  // EMPTY: what is missing is in void_mean
+            energies_.sampled += contribution / layout_.ranks;
+            continue;
+        }
+        const double stated =
+            kGranule * account.stated_noise / (account.stated_weight * account.stated_weight);
+        const double whole = account.weight * account.weight;
+        energies_.sampled += contribution / account.count;
+        energies_.quantized += stated;
+        energies_.trimmed += kGranule * account.noise / whole - stated;
+    }
     return gaussian;
+}
+
+void PlanesReduction::note_mean(const codec::BlockSpan& block, std::span<const float> mean,
+                                std::uint32_t present) {
+    const double energy = means_[block.index] = codec::sum_of_squares(mean);
+    energies_.mean += energy;
+    if (present > 0) energies_.void_mean += energy * (block.length / kGranule - present) / present;
 }
 
 // The packets of a stripe without the granules that nobody delivered, and all of it as runs, in the order of sending.

@@ -37,15 +37,15 @@ private:
 class PlanesReduction final : public Reduction {
 public:
     // `memory`: slots for the packets of each peer's contribution, then for those of the mean.
-    PlanesReduction(OpContext& context, Seq seq, const Layout& layout, int planes, Block memory);
+    PlanesReduction(OpContext& context, Seq seq, const Layout& layout, int gather_planes, Block memory);
     static std::size_t mean_floats(const Layout& layout) {
         return layout.shard_stride() / kGranule * codec::kSlotFloats;
     }
     static std::size_t floats(const Layout& layout) { return layout.ranks * mean_floats(layout); }
 
-    void enter(float* bucket_shard, int planes, std::span<const float>) override {
+    void enter(float* bucket_shard, int gather_planes, std::span<const float>) override {
         bucket_shard_ = bucket_shard;
-        planes_ = planes;
+        planes_ = gather_planes;
     }
     void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
@@ -73,6 +73,16 @@ private:
         codec::PlanesHead head;
         std::uint32_t next;  // of the same rank and block; kNone: the last
     };
+    // What is known of one granule's contributions: how many they are, and sums of w and of their errors' squares, as they
+    // came and as they were sent.
+    struct Account {
+        double count = 0, weight = 0, noise = 0, stated_weight = 0, stated_noise = 0;
+
+        void operator+=(const Account& other) {
+            count += other.count, weight += other.weight, noise += other.noise;
+            stated_weight += other.stated_weight, stated_noise += other.stated_noise;
+        }
+    };
     static constexpr std::uint32_t kNone = 0xFFFFFFFF;
     static std::byte* bytes(const Block& block) { return reinterpret_cast<std::byte*>(block.data()); }
 
@@ -87,7 +97,8 @@ private:
                               const std::vector<GranuleSet>& arrived);
     bool accumulate_block(const codec::BlockSpan& block, std::span<float> sums, std::span<float> weights,
                           const codec::RotatedStripe& own, std::size_t index,
-                          const std::vector<GranuleSet>& arrived) const;
+                          const std::vector<GranuleSet>& arrived);
+    void note_mean(const codec::BlockSpan& block, std::span<const float> mean, std::uint32_t present);
     void encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean, std::vector<Run>& runs);
     std::vector<codec::PacketRun> cut_at_gaps(const codec::Stripe& stripe, std::vector<Run>& runs);
     codec::PlanesHead head_at(std::uint32_t granule) const;
@@ -107,6 +118,7 @@ private:
     std::vector<std::uint32_t> newest_;     // by block and rank: its last piece
     std::vector<std::uint32_t> unsettled_;  // by stripe: granules
     std::vector<codec::PlanesHead> heads_;  // by block: of the mean's packets
+    std::vector<double> means_;             // by block: the mean's energy
     GranuleSet present_;                    // granules with a mean
     std::vector<std::uint16_t> lengths_;    // by granule: those of the mean's packet that begins there
 };
@@ -142,6 +154,7 @@ private:
     float* base_;
     std::vector<std::vector<Incoming>> blocks_;  // by shard
     std::vector<float> ragged_;                  // the bucket's last block, if it is longer than the bucket
+    std::size_t known_ = 0, unknown_ = 0;        // coordinates of blocks of which something came, and nothing
 };
 
 }  // namespace tailcut

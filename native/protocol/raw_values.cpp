@@ -109,6 +109,7 @@ bool RawReduction::settle(std::uint32_t first, std::uint32_t last, const std::ve
             non_finite |= codec::mean_in_order(sources_, weight, coords, result() + first * kGranule);
         else if (bucket_shard_)
             std::fill_n(bucket_shard_ + first * kGranule, coords, 0.0f);
+        energies_ += nominal_energies(coords, empty ? 0 : sources_.size(), layout_.ranks);
         runs.push_back({first, end, empty});
         if (first == offer_.first && end == offer_.last) offer_ = {};  // used up: nothing to save
     }
@@ -192,6 +193,7 @@ void RawMeans::finish(Rank own_shard, const std::vector<GranuleSet>& held) {
     for (Rank shard = 0; shard < layout_.ranks; ++shard)
         for (std::uint32_t g = 0, last; shard != own_shard && g < layout_.granules(shard); g = last) {
             last = held[shard].run_end(g, layout_.granules(shard));
+            note_nominal(layout_.coords(shard, g, last), held[shard].test(g), layout_.ranks);
             if (!held[shard].test(g))
                 std::fill_n(base_ + layout_.begin(shard) + g * kGranule, layout_.coords(shard, g, last),
                             0.0f);

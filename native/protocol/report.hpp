@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "protocol/energies.hpp"
 #include "protocol/granules.hpp"
 #include "protocol/types.hpp"
 #include "wire/header.hpp"
@@ -46,7 +47,8 @@ struct OpReport {
     Rank place = 0;  // of this rank in what is by rank below: in a grid, that is the row
     bool non_finite = false;
     bool contributed = true;
-    int planes = 0;  // bits a coordinate that this rank sent; 0: raw
+    int planes = 0, gather_planes = 0;  // bits a coordinate of its contribution and of its mean; 0: raw
+    Energies energies;
     Time entered_at = 0;
     Time majority_entered_at = -1;  // when the ceil(N/2)-th rank entered; here and below -1: not known
     Time scatter_closed_at = 0;     // when this rank closed SCATTER of its own shard

@@ -82,7 +82,8 @@ struct Bounds {
 // What a rank decides for each of its ops.
 struct Terms {
     Bounds bounds;
-    int planes = 16;          // bits of a coordinate that it sends; not looked at by raw
+    int planes = 16;          // bits of a coordinate in what it contributes,
+    int gather_planes = 16;   // and in the mean of its shard; not looked at by raw
     std::uint8_t incast = 0;  // senders at once that it asks for; 0: any number
     // The same for the column of a grid, where one op is a part of the row's GATHER
     Bounds column_bounds{};

@@ -35,18 +35,19 @@ std::unique_ptr<Contributions> make_contributions(OpContext& context, Seq seq, c
     return std::make_unique<RawContributions>(context, seq, layout, bucket, weights);
 }
 
-std::unique_ptr<Reduction> make_reduction(OpContext& context, Seq seq, const Layout& layout, int planes,
-                                          Block memory) {
+std::unique_ptr<Reduction> make_reduction(OpContext& context, Seq seq, const Layout& layout,
+                                          int gather_planes, Block memory) {
     if (context.elided && context.codec == wire::Codec::kPlanes)
-        return std::make_unique<ElidedPlanesReduction>(context, seq, layout, planes, std::move(memory));
+        return std::make_unique<ElidedPlanesReduction>(context, seq, layout, gather_planes,
+                                                       std::move(memory));
     if (context.elided) return std::make_unique<ElidedRawReduction>(context, seq, layout, std::move(memory));
     if (context.codec == wire::Codec::kPlanes)
-        return std::make_unique<PlanesReduction>(context, seq, layout, planes, std::move(memory));
+        return std::make_unique<PlanesReduction>(context, seq, layout, gather_planes, std::move(memory));
     return std::make_unique<RawReduction>(context, seq, layout, std::move(memory));
 }
 
 std::unique_ptr<Means> make_means(OpContext& context, Seq seq, const Layout& layout, Block memory) {
-    if (context.elided) return std::make_unique<ElidedMeans>(std::move(memory));
+    if (context.elided) return std::make_unique<ElidedMeans>(layout, std::move(memory));
     if (context.codec == wire::Codec::kPlanes)
         return std::make_unique<PlanesMeans>(context, seq, layout, std::move(memory));
     return std::make_unique<RawMeans>(layout, std::move(memory));

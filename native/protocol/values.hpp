@@ -13,6 +13,7 @@
 #include "codec/packet_limits.hpp"
 #include "codec/send_order.hpp"
 #include "protocol/audience.hpp"
+#include "protocol/energies.hpp"
 #include "protocol/granules.hpp"
 #include "protocol/memory.hpp"
 #include "protocol/parcel.hpp"
@@ -99,6 +100,7 @@ inline std::span<float> grown(std::vector<float>& scratch, std::size_t floats) {
 class Contributions {
 public:
     virtual ~Contributions() = default;
+    const Energies& energies() const { return energies_; }
     virtual std::uint32_t steps(Rank shard) const = 0;
     // Fills in payload, place, codec and NON-FINITE of the packet at step `sent` and moves it on. False: there is none,
     // because the owner has already answered (rule 2; and the bucket holds the answer).
@@ -106,15 +108,19 @@ public:
     virtual void retract(const Outgoing& out) = 0;
     // The granules of the shard from which on nothing has been looked at.
     virtual std::uint32_t first_unseen(Rank shard, std::uint32_t sent) const = 0;
+
+protected:
+    Energies energies_;
 };
 
 // The values of the owned shard: contributions in, a mean out.
 class Reduction {
 public:
     virtual ~Reduction() = default;
-    // Where the own contribution is, if there is one, and where the mean goes until leave(); its planes; and, in a column,
-    // its weights by granule.
-    virtual void enter(float* bucket_shard, int planes, std::span<const float> weights) = 0;
+    const Energies& energies() const { return energies_; }
+    // Where the own contribution is, if there is one, and where the mean goes until leave(); the mean's planes; and, in a
+    // column, the contribution's weights by granule.
+    virtual void enter(float* bucket_shard, int gather_planes, std::span<const float> weights) = 0;
     // Granules [first, last) of a contribution. save() follows, and in between perhaps settle().
     virtual void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                        std::span<const std::byte> payload) = 0;
@@ -141,12 +147,16 @@ public:
     virtual bool compacted() const = 0;
     virtual bool pooled() const = 0;
     virtual void leave_pool() = 0;
+
+protected:
+    Energies energies_;
 };
 
 // Means coming in from the owners of the other shards.
 class Means {
 public:
     virtual ~Means() = default;
+    const Energies& energies() const { return energies_; }
     // The values of granules [first, last) of the header's shard.
     virtual void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                        std::span<const std::byte> payload) = 0;
@@ -157,6 +167,14 @@ public:
     virtual void enter(std::span<float> bucket, const std::vector<GranuleSet>& held) = 0;
     // What did not come is zero.
     virtual void finish(Rank own_shard, const std::vector<GranuleSet>& held) = 0;
+
+protected:
+    // Coordinates of a mean of all ranks that came or did not, not looked at.
+    void note_nominal(double coords, bool came, Rank ranks) {
+        energies_.received += coords / ranks;
+        if (!came) energies_.received_lost += coords / ranks;
+    }
+    Energies energies_;
 };
 
 std::size_t owned_floats(wire::Codec codec, const Layout& layout);
@@ -164,8 +182,8 @@ std::size_t owned_floats(wire::Codec codec, const Layout& layout);
 std::unique_ptr<Contributions> make_contributions(OpContext& context, Seq seq, const Layout& layout,
                                                   int planes, std::span<const float> bucket,
                                                   std::span<const float> weights);
-std::unique_ptr<Reduction> make_reduction(OpContext& context, Seq seq, const Layout& layout, int planes,
-                                          Block memory);
+std::unique_ptr<Reduction> make_reduction(OpContext& context, Seq seq, const Layout& layout,
+                                          int gather_planes, Block memory);
 std::unique_ptr<Means> make_means(OpContext& context, Seq seq, const Layout& layout, Block memory);
 
 }  // namespace tailcut

@@ -79,12 +79,6 @@ def decode(
     return out
 
 
-def unbiased_nmse(planes: int) -> float:
-    """The error of one unbiased message, as a share of its squared norm (docs/codec.md, table 1)."""
-    distortion = _native.codec_distortion()[planes]
-    return distortion / (1 - distortion)
-
-
 def trimmed_payload_bytes(trim_bytes: int) -> int:
     """What a switch that trims frames to so many bytes leaves of a payload; 0: nothing trims."""
     return trim_bytes - _FRAME_BYTES - _native.HEADER_BYTES if trim_bytes else 0

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Literal, NamedTuple
 
 from tailcut import _native
+from tailcut.epsilon import Epsilon, quality_of
 from tailcut.errors import ClosedError, ConfigError, TailcutError
 from tailcut.grid import Grid
 
@@ -74,8 +75,14 @@ class Report:
     lost_frac: float = 0.0
     """The share of the result that is zero because its mean did not come or was EMPTY."""
 
+    epsilon: Epsilon = Epsilon()
+    """The error that this op added to the mean, by source, as far as this rank knows (docs/budget.md)."""
+    correlation: float = 0.0
+    """Between the contributions of two ranks, on average: 0 independent, 1 all alike."""
     planes: int = 0
-    """Bits a coordinate that this rank sent; 0: raw, 32-bit floating point."""
+    """Bits a coordinate of what this rank contributed; 0: raw, 32-bit floating point."""
+    gather_planes: int = 0
+    """Bits a coordinate of the mean that this rank sent as owner."""
     scatter_s: float = 0.0
     """From the entry until this rank closed its own shard; negative if that was done before it entered."""
     sent_bytes: int = 0
@@ -154,7 +161,7 @@ class Report:
         if self.status == "behind":
             return f"op {self.seq}: {self.behind_ops} ops behind, rejoined the group"
         text = f"op {self.seq}: {self.status} after {1e3 * self.elapsed_s:.2f} ms"
-        text += f", {self.lost_frac:.2%} of the result lost"
+        text += f", {self.lost_frac:.2%} of the result lost, ε {self.epsilon}"
         return f"{text}, missing from ranks {list(self.missing_from)}" if self.missing_from else text
 
 
@@ -162,7 +169,9 @@ _STAGES: tuple[Stage, Stage] = ("scatter", "gather")
 _ENDINGS: dict[str, Ending] = {"ALL": "all", "GRACE": "grace", "BOUND": "bound", "DEADLINE": "deadline"}
 
 
-def _from_native(native: _native.OpReport, members: Sequence[int], column: Sequence[int]) -> Report:
+def _from_native(
+    native: _native.OpReport, members: Sequence[int], column: Sequence[int], rows: int = 1
+) -> Report:
     elapsed_s = (native.finished_at - native.entered_at) / 1e9
     if native.behind_ops:
         return Report(
@@ -183,6 +192,10 @@ def _from_native(native: _native.OpReport, members: Sequence[int], column: Seque
     def since_entry(times: Sequence[int]) -> tuple[float | None, ...]:
         return tuple(None if at < 0 else (at - entered_at) / 1e9 for at in times)
 
+    gone = {place for place, silent in enumerate(native.silent) if silent} | set(native.abstained)
+    quality = quality_of(
+        native.energies, ranks=len(members), live=max(1, len(members) - len(gone)), rows=rows
+    )
     majority_at = native.majority_entered_at
     lengths = native.shard_lengths
     lost = sum(native.gather_missing) + sum(native.gather_empty)
@@ -198,7 +211,10 @@ def _from_native(native: _native.OpReport, members: Sequence[int], column: Seque
         gather_lost=shares(native.gather_missing, lengths),
         gather_empty=shares(native.gather_empty, lengths),
         lost_frac=lost / native.bucket_len if native.bucket_len else 0.0,
+        epsilon=quality.epsilon,
+        correlation=quality.correlation,
         planes=native.planes,
+        gather_planes=native.gather_planes,
         scatter_s=(native.scatter_closed_at - entered_at) / 1e9,
         sent_bytes=native.sent_bytes,
         received_bytes=native.received_bytes,
@@ -250,4 +266,4 @@ def outcome_of(native: _native.OpReport, grid: Grid, rank: int) -> Report | Tail
         )
     if status == _native.Status.SEQ_EXHAUSTED:
         return ConfigError("this group has done 2**32 - 1 ops, which is all it can number; open a new one")
-    return _from_native(native, grid.row(rank), grid.column(rank))
+    return _from_native(native, grid.row(rank), grid.column(rank), grid.rows)

@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tailcut.codec import unbiased_nmse
 from tailcut.config import Config
+from tailcut.epsilon import unbiased_nmse
 from tailcut.group import Group
 from tailcut.report import Report
 from tailcut.store import FileStore

@@ -1,0 +1,46 @@
+// Sums of squares from which the error of a mean follows (docs/budget.md), over one op at one rank. Squares of raw and of
+// elided values are not looked at: there a contribution counts as 1 a coordinate, and the mean of m of them as 1/m.
+#pragma once
+
+#include <cstddef>
+
+namespace tailcut {
+
+struct Energies {
+    // SCATTER, at the owner: over its shard.
+    double contributed = 0;  // a contribution: the mean of those that came
+    double sampled = 0;      // the same, over how many came
+    double mean = 0;         // their mean, its error included
+    double quantized =
+        0;  // error of the mean by the planes that were sent, of Gaussian blocks independent by rank,
+    double trimmed = 0;    // and by those that were cut off on the way
+    double planes = 0;     // those that were sent, times `contributed`: for their mean
+    double void_mean = 0;  // what the mean would be where nobody delivered
+    // SCATTER, at the sender: error of its contributions, and what it were if their blocks were Gaussian.
+    double sent_noise = 0, sent_nominal = 0;
+    // GATHER, at the owner: error by the planes of the mean.
+    double mean_quantized = 0;
+    // GATHER, at the receiver: the means of the other owners, and the errors by what was cut off and what did not come.
+    double received = 0, received_trimmed = 0, received_lost = 0;
+
+    Energies& operator+=(const Energies& other) {
+        contributed += other.contributed, sampled += other.sampled, mean += other.mean;
+        quantized += other.quantized, trimmed += other.trimmed, planes += other.planes;
+        void_mean += other.void_mean, mean_quantized += other.mean_quantized;
+        sent_noise += other.sent_noise, sent_nominal += other.sent_nominal;
+        received += other.received, received_trimmed += other.received_trimmed;
+        received_lost += other.received_lost;
+        return *this;
+    }
+};
+
+// Of coordinates to which so many of the ranks have contributed, not looked at: independent, and as large as each other.
+inline Energies nominal_energies(double coords, std::size_t contributions, std::size_t ranks) {
+    Energies energies;
+    energies.contributed = coords;
+    energies.sampled = coords / static_cast<double>(contributions > 0 ? contributions : ranks);
+    (contributions > 0 ? energies.mean : energies.void_mean) = energies.sampled;
+    return energies;
+}
+
+}  // namespace tailcut
