@@ -124,6 +124,7 @@ void bind_reports(nb::module_& m) {
         .def_ro("bucket_len", &LateCompletion::bucket_len)
         .def_ro("took_ns", &LateCompletion::took);
     nb::class_<Energies>(m, "Energies")
+        .def(nb::init<>())
         .def_ro("contributed", &Energies::contributed)
         .def_ro("sampled", &Energies::sampled)
         .def_ro("mean", &Energies::mean)
@@ -151,6 +152,8 @@ void bind_reports(nb::module_& m) {
         .def_ro("planes", &OpReport::planes)
         .def_ro("gather_planes", &OpReport::gather_planes)
         .def_ro("energies", &OpReport::energies)
+        .def_prop_ro("lr_scale", [](const OpReport& report) { return report.lr_scale.scale; })
+        .def_prop_ro("lr_period", [](const OpReport& report) { return report.lr_scale.period; })
         .def_ro("entered_at", &OpReport::entered_at)
         .def_ro("majority_entered_at", &OpReport::majority_entered_at)
         .def_ro("scatter_closed_at", &OpReport::scatter_closed_at)
@@ -231,23 +234,28 @@ void bind_reports(nb::module_& m) {
         .def(
             "__init__",
             [](Terms* self, const Bounds& bounds, int planes, std::uint8_t incast,
-               std::optional<int> gather_planes) {
+               std::optional<int> gather_planes, bool whole, float skip_above, float lr_scale,
+               std::uint16_t lr_period) {
                 for (const int count : {planes, gather_planes.value_or(planes)})
                     if (count < 1 || count > wire::kMaxPlanes) throw nb::value_error("planes");
-                new (self) Terms{bounds, planes, gather_planes.value_or(planes), incast};
+                if (!(lr_scale >= 0 && lr_scale <= 1)) throw nb::value_error("lr_scale");
+                new (self) Terms{bounds, {planes, whole}, {gather_planes.value_or(planes), whole},
+                                 incast, skip_above,      {lr_scale, lr_period}};
             },
-            "bounds"_a, "planes"_a, "incast"_a = 0, "gather_planes"_a = nb::none())
+            "bounds"_a, "planes"_a, "incast"_a = 0, "gather_planes"_a = nb::none(), "whole"_a = false,
+            "skip_above"_a = 0.0f, "lr_scale"_a = 0.0f, "lr_period"_a = 0)
         .def(
             "with_column",  // of a grid
-            [](Terms terms, const Terms& column) {
-                terms.column_bounds = column.bounds;
-                terms.column_incast = column.incast;
+            [](Terms terms, const Bounds& bounds, std::uint8_t incast) {
+                terms.column_bounds = bounds;
+                terms.column_incast = incast;
                 return terms;
             },
-            "column"_a)
+            "bounds"_a, "incast"_a = 0)
         .def_ro("bounds", &Terms::bounds)
-        .def_ro("planes", &Terms::planes)
-        .def_ro("gather_planes", &Terms::gather_planes)
+        .def_prop_ro("planes", [](const Terms& terms) { return terms.scatter.planes; })
+        .def_prop_ro("gather_planes", [](const Terms& terms) { return terms.gather.planes; })
+        .def_prop_ro("whole", [](const Terms& terms) { return terms.scatter.whole; })
         .def_ro("incast", &Terms::incast);
 }
 

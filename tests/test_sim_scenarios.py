@@ -154,7 +154,7 @@ class Watched(Steering):
     fixed: int | None = None
 
     def __init__(self, rank: int, scenario: Scenario) -> None:
-        super().__init__(rank=rank, members=range(scenario.ranks), deadline_s=scenario.deadline_s, planes=16)
+        super().__init__(rank=rank, members=range(scenario.ranks), deadline_s=scenario.deadline_s)
         self.advertised: list[int] = []
 
     @property
@@ -163,7 +163,7 @@ class Watched(Steering):
 
     def terms(self, length: int) -> _native.Terms:
         self.advertised.append(self.incast or 31)
-        return super().terms(length)
+        return _native.Terms(self.native_bounds(length), 16, self.incast)
 
 
 class OneAtOnce(Watched):

@@ -25,7 +25,7 @@ def with_margin(took_s: float) -> float:
 
 
 def steering(ranks: int = 4, cls: type[Steering] = Steering) -> Steering:
-    return cls(rank=0, members=range(ranks), deadline_s=DEADLINE_S, planes=16)
+    return cls(rank=0, members=range(ranks), deadline_s=DEADLINE_S)
 
 
 def play(

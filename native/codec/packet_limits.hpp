@@ -24,15 +24,19 @@ struct PacketLimits {
     }
 
     // Granules of a full packet; 0: not even one fits. Planes: so few that plane 1 survives trimming, of one block,
-    // and as many in each packet of a block.
-    std::uint32_t granules(wire::Codec codec, int planes) const {
+    // and as many in each packet of a block. `whole`: so few that all planes do.
+    std::uint32_t granules(wire::Codec codec, int planes, bool whole = false) const {
         constexpr std::uint32_t kCountable = 65535 / kGranule, kInBlock = kBlock / kGranule;
         if (codec == wire::Codec::kRaw)
             return std::min<std::uint32_t>(kCountable, payload_bytes / (kGranule * sizeof(float)));
         const auto table = static_cast<std::uint32_t>(wire::gain_table_bytes(planes, true));
         const std::uint32_t room = payload_bytes - std::min(table, payload_bytes);
         std::uint32_t most = std::min(kInBlock, room / (8 * static_cast<std::uint32_t>(planes)));
-        if (trim_payload_bytes > 0) most = std::min(most, trim_payload_bytes / 8);
+        if (trim_payload_bytes > 0) {
+            const std::uint32_t left = trim_payload_bytes - (whole ? std::min(table, trim_payload_bytes) : 0);
+            most = std::min(most, std::max(left / (whole ? 8u * static_cast<std::uint32_t>(planes) : 8u),
+                                           std::min(1u, trim_payload_bytes / 8)));
+        }
         if (most == 0) return 0;
         const std::uint32_t packets = (kInBlock + most - 1) / most;
         return (kInBlock + packets - 1) / packets;

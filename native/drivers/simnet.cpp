@@ -44,7 +44,8 @@ private:
     void take_report(Rank rank, OpReport report);
     Terms fixed_terms(Rank rank) const {
         Terms terms = spec_.terms;
-        if (!spec_.planes_by_rank.empty()) terms.planes = terms.gather_planes = spec_.planes_by_rank[rank];
+        if (!spec_.planes_by_rank.empty())
+            terms.scatter.planes = terms.gather.planes = spec_.planes_by_rank[rank];
         return terms;
     }
     std::uint32_t new_datagram(std::span<const std::byte> head, std::span<const std::byte> tail);

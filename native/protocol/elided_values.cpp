@@ -67,7 +67,7 @@ void ElidedRawContributions::put_values(std::uint64_t, std::uint32_t coords, Out
 
 codec::SendOrder ElidedPlanesContributions::order(Rank shard) const {
     const codec::PacketLimits& limits = context_.limits[context_.shape.owner(shard, seq_)];
-    return {layout_.length(shard), context_.granules(limits, planes_)};
+    return {layout_.length(shard), context_.granules(limits, coding_)};
 }
 
 bool ElidedPlanesContributions::next(Rank shard, const GranuleSet& answered, std::uint32_t& sent,
@@ -81,7 +81,7 @@ bool ElidedPlanesContributions::next(Rank shard, const GranuleSet& answered, std
     const codec::PacketRun& run = stripe_.packets[sent++ - order.first_packet(place.stripe)];
     const codec::BlockSpan& block = stripe_.blocks[run.block];
     if (answered.any(block.first_granule(), block.last_granule())) return false;
-    put_planes({run.last - run.first, planes_, 1.0f, 0, 0}, run.first, layout_.length(shard), out);
+    put_planes({run.last - run.first, coding_.planes, 1.0f, 0, 0}, run.first, layout_.length(shard), out);
     out.header.flags = 0;
     return true;
 }
@@ -112,7 +112,7 @@ void ElidedReduction::sum(const std::vector<GranuleSet>& arrived, std::span<floa
                                                       [&](const GranuleSet& set) { return set.test(g); }));
 }
 
-void ElidedRawReduction::enter(float*, int, std::span<const float> weights) {
+void ElidedRawReduction::enter(float*, const Coding&, std::span<const float> weights) {
     for (std::uint32_t g = 0; g < weights.size(); ++g)
         if (weights[g] > 0) weighty_[0].set(g, g + 1);
 }
@@ -131,7 +131,7 @@ bool ElidedRawReduction::settle(std::uint32_t first, std::uint32_t last,
 }
 
 std::uint32_t ElidedRawReduction::packet(Rank peer, const Run& run, Outgoing& out) const {
-    const std::uint32_t most = context_.granules(context_.limits[peer], 0);
+    const std::uint32_t most = context_.granules(context_.limits[peer], {});
     const std::uint32_t granules = std::min(run.last - run.first, most);
     const std::uint32_t coords = layout_.coords(shard_, run.first, run.first + granules);
     out.header.count = static_cast<std::uint16_t>(coords);
@@ -140,9 +140,9 @@ std::uint32_t ElidedRawReduction::packet(Rank peer, const Run& run, Outgoing& ou
 }
 
 ElidedPlanesReduction::ElidedPlanesReduction(const OpContext& context, Seq seq, const Layout& layout,
-                                             int gather_planes, Block memory)
+                                             const Coding& gather, Block memory)
     : ElidedReduction(context, seq, layout, std::move(memory)),
-      planes_(gather_planes),
+      coding_(gather),
       lengths_(layout.granules(shard_)) {
     const codec::SendOrder order = send_order();
     for (std::uint32_t k = 0; k < order.stripes(); ++k)
@@ -153,7 +153,7 @@ ElidedPlanesReduction::ElidedPlanesReduction(const OpContext& context, Seq seq, 
 std::size_t ElidedPlanesReduction::mean_floats() const { return PlanesReduction::mean_floats(layout_); }
 
 codec::SendOrder ElidedPlanesReduction::send_order() const {
-    return {layout_.length(shard_), context_.granules(context_.gather_limits, planes_)};
+    return {layout_.length(shard_), context_.granules(context_.gather_limits, coding_)};
 }
 
 bool ElidedPlanesReduction::settle(std::uint32_t first, std::uint32_t last,
@@ -186,14 +186,14 @@ void ElidedPlanesReduction::cut(const codec::Stripe& stripe, const std::vector<G
         energies_.quantized +=
             codec::nominal_noise(sent_planes_) * mean * std::max(0.0, 1 - sampled / contributed);
     energies_.planes += contributed * sent_planes_;
-    energies_.mean_quantized += codec::nominal_noise(planes_) * mean;
+    energies_.mean_quantized += codec::nominal_noise(coding_.planes) * mean;
     bool empty = false;
     if (run_end(arrived, first, last, empty) == last && empty) {
         runs.push_back({first, last, true});
         return;
     }
     gains_[send_order().stripe_of_granule(first)] =
-        context_.level == Level::kRow || planes_ < codec::kMeasuredBits ||
+        context_.level == Level::kRow || coding_.planes < codec::kMeasuredBits ||
         !std::all_of(
             stripe.blocks.begin(), stripe.blocks.end(),
             [&](const codec::BlockSpan& block) { return even(arrived, block); });
@@ -208,7 +208,7 @@ void ElidedPlanesReduction::cut(const codec::Stripe& stripe, const std::vector<G
 std::uint32_t ElidedPlanesReduction::packet(Rank, const Run& run, Outgoing& out) const {
     const std::uint16_t gain =
         gains_[send_order().stripe_of_granule(run.first)] ? codec::kNominalGain : std::uint16_t{0};
-    put_planes({lengths_[run.first], planes_, 1.0f, gain, 0}, run.first, layout_.length(shard_), out);
+    put_planes({lengths_[run.first], coding_.planes, 1.0f, gain, 0}, run.first, layout_.length(shard_), out);
     return lengths_[run.first];
 }
 

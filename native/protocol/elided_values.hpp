@@ -21,8 +21,8 @@ private:
 
 class ElidedPlanesContributions final : public Contributions {
 public:
-    ElidedPlanesContributions(const OpContext& context, Seq seq, const Layout& layout, int planes)
-        : context_(context), seq_(seq), layout_(layout), planes_(planes) {}
+    ElidedPlanesContributions(const OpContext& context, Seq seq, const Layout& layout, const Coding& coding)
+        : context_(context), seq_(seq), layout_(layout), coding_(coding) {}
 
     std::uint32_t steps(Rank shard) const override { return std::max(1u, order(shard).packets()); }
     bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
@@ -40,7 +40,7 @@ private:
     const OpContext& context_;
     const Seq seq_;
     const Layout layout_;
-    const int planes_;
+    const Coding coding_;
     // The stripe of the latest packet: packets to one owner mostly follow each other.
     std::optional<Place> place_;
     codec::Stripe stripe_;
@@ -56,9 +56,10 @@ public:
           memory_(std::move(memory)),
           compacted_(!memory_ || layout.shard_stride() * (layout.ranks - 1u) == 0) {}
 
-    void enter(float*, int, std::span<const float>) override {}
+    void enter(float*, const Coding&, std::span<const float>) override {}
     void sum(const std::vector<GranuleSet>& arrived, std::span<float>, std::span<float> weights) override;
-    void conclude(std::span<const float>, const GranuleSet& held, std::vector<Run>& runs) override {
+    void conclude(std::span<const float>, const GranuleSet& held, std::span<const std::uint8_t>,
+                  std::vector<Run>& runs) override {
         settle(0, layout_.granules(shard_), {held}, runs);
     }
     void offer(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {}
@@ -92,7 +93,7 @@ public:
         : ElidedReduction(context, seq, layout, std::move(memory)),
           weighty_(1, GranuleSet(layout.granules(shard_))) {}
 
-    void enter(float*, int, std::span<const float> weights) override;
+    void enter(float*, const Coding&, std::span<const float> weights) override;
     void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte>) override {
         if (header.scale > 0) weighty_[0].set(first, last);
@@ -108,10 +109,10 @@ private:
 
 class ElidedPlanesReduction final : public ElidedReduction {
 public:
-    ElidedPlanesReduction(const OpContext& context, Seq seq, const Layout& layout, int gather_planes,
+    ElidedPlanesReduction(const OpContext& context, Seq seq, const Layout& layout, const Coding& gather,
                           Block memory);
 
-    void enter(float*, int gather_planes, std::span<const float>) override { planes_ = gather_planes; }
+    void enter(float*, const Coding& gather, std::span<const float>) override { coding_ = gather; }
     void offer(const wire::Header& header, std::uint32_t, std::uint32_t,
                std::span<const std::byte>) override {
         sent_planes_ = header.planes;
@@ -125,7 +126,8 @@ private:
     codec::SendOrder send_order() const;
     void cut(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived, std::vector<Run>& runs);
 
-    int planes_, sent_planes_ = 0;          // of the mean, and of the latest contribution
+    Coding coding_;
+    int sent_planes_ = 0;                   // of the latest contribution
     std::vector<std::uint32_t> unsettled_;  // by stripe: granules
     std::vector<std::uint16_t> lengths_;    // by granule: those of the mean's packet that begins there
     std::vector<bool> gains_;               // by stripe: whether its packets send gains

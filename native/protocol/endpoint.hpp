@@ -90,7 +90,7 @@ public:
     bool will_sum(Seq seq) const;
     void close_scatter(Time now, Seq seq);  // what has not come yet is of no use to the column any more
     void conclude(Time now, Seq seq, std::uint32_t bucket_len, std::span<const float> means,
-                  const GranuleSet& held, bool non_finite);
+                  const GranuleSet& held, std::span<const std::uint8_t> planes, bool non_finite);
     // In a column: terms of ops that this rank has not entered, and that the ops before one will not be entered.
     void expect(const Terms& terms) { terms_ = terms; }
     bool overtaken(Seq seq) const;  // this rank's part of an op that it has not entered is closed
@@ -189,6 +189,7 @@ private:
     std::vector<std::uint64_t> recent_bytes_;  // by seq modulo its size: bucket bytes of recent ops
     Terms terms_;                              // of the latest op,
     std::uint32_t terms_len_ = 0xFFFFFFFF;     // and the length of its bucket
+    LrScale lr_scale_;                         // the latest that anybody has told
     Seq next_seq_;
     std::size_t in_flight_ = 0;  // ops entered and not finished
     bool contributing_ = true, closing_ = false;

@@ -163,7 +163,7 @@ void Grid::catch_up(Time now) {
 void Grid::take_sums(Time now) {
     // Of several lengths of one op, the column takes the first.
     const auto void_mean = [&](const Sums& sums) {
-        row_.conclude(now, sums.seq, sums.bucket_len, {}, none_of(sums), false);
+        row_.conclude(now, sums.seq, sums.bucket_len, {}, none_of(sums), {}, false);
     };
     for (Sums& sums : std::exchange(row_.sums(), {}))
         if (!waiting_.try_emplace(sums.seq, std::move(sums)).second) void_mean(sums);
@@ -191,23 +191,31 @@ Terms Grid::column_terms(Duration longer) const {
     Bounds bounds = terms_.column_bounds;
     for (Duration* bound : {&bounds.scatter, &bounds.scatter_cap, &bounds.deadline})
         *bound += std::max<Duration>(0, longer);
-    return {bounds, terms_.planes, terms_.gather_planes, terms_.column_incast};
+    Terms terms = terms_;
+    terms.bounds = bounds;
+    terms.incast = terms_.column_incast;
+    terms.skip_above = 0;  // a row's sum stands for many contributions
+    return terms;
 }
 
 void Grid::take_means(Time now) {
     for (OpReport& report : column_->reports()) {
         const auto sums = summed_.find(report.ticket);
         GranuleSet held = none_of(sums->second);
+        std::vector<std::uint8_t> planes(sums->second.weights.size());
         const Layout layout{report.bucket_len, column_->ranks()};
         for (Rank shard = 0; shard < report.held.size() && layout.length(shard) > 0; ++shard) {
             const auto begin = static_cast<std::uint32_t>(layout.begin(shard) / kGranule);
             for (std::uint32_t g = 0, end, all = layout.granules(shard); g < all; g = end) {
                 end = report.held[shard].run_end(g, all);
-                if (report.held[shard].test(g)) held.set(begin + g, begin + end);
+                if (!report.held[shard].test(g)) continue;
+                held.set(begin + g, begin + end);
+                std::fill(planes.begin() + begin + g, planes.begin() + begin + end,
+                          report.mean_planes[shard]);
             }
         }
         row_.conclude(now, static_cast<Seq>(report.ticket), sums->second.bucket_len, sums->second.values(),
-                      held, report.non_finite);
+                      held, planes, report.non_finite);
         summed_.erase(sums);
         column_reports_.push_back(std::move(report));
     }

@@ -34,7 +34,7 @@ Op* Endpoint::variant(Seq seq, Slot& slot, std::uint32_t bucket_len, bool own_le
         if (op->layout().bucket_len == bucket_len) return op.get();
     // The local rank's own length always finds a place.
     if (slot.variants.size() + slot.forgotten.size() >= kMaxVariants && !own_length) return nullptr;
-    slot.variants.push_back(std::make_unique<Op>(context_, seq, bucket_len, terms_.gather_planes));
+    slot.variants.push_back(std::make_unique<Op>(context_, seq, bucket_len, terms_.gather));
     if (own_length || slot.variants.size() == 1)
         recent_bytes_[seq % recent_bytes_.size()] = slot.variants.back()->layout().bytes();
     return slot.variants.back().get();
@@ -111,7 +111,7 @@ void Endpoint::close_scatter(Time now, Seq seq) {
     if (slot == slots_.end()) return;
     for (auto& op : slot->second.variants)
         if (op->owns()) {
-            op->close(now, Ending::kBound);
+            op->close(now, Ending::kBound, terms_.skip_above);
             settle(now, slot->second, *op);
         }
 }
@@ -124,12 +124,12 @@ bool Endpoint::overtaken(Seq seq) const {
 }
 
 void Endpoint::conclude(Time now, Seq seq, std::uint32_t bucket_len, std::span<const float> means,
-                        const GranuleSet& held, bool non_finite) {
+                        const GranuleSet& held, std::span<const std::uint8_t> planes, bool non_finite) {
     const auto slot = slots_.find(seq);
     if (slot == slots_.end()) return;
     for (auto& op : slot->second.variants)
         if (op->layout().bucket_len == bucket_len) {
-            op->conclude(means, held, non_finite);
+            op->conclude(means, held, planes, non_finite);
             settle(now, slot->second, *op);
         }
     mark_all_ready();
@@ -142,7 +142,7 @@ void Endpoint::skip_to(Seq seq) {
 }
 
 void Endpoint::finish(Time now, Slot& slot, Op& op, Status status, Ending ending) {
-    op.close(now, ending);  // the own contribution leaves with the bucket
+    op.close(now, ending, terms_.skip_above);  // the own contribution leaves with the bucket
     take_sums(op);
     const bool awaited =
         settings_.resend && (group_path_.awaits(op.seq()) ||
@@ -151,6 +151,7 @@ void Endpoint::finish(Time now, Slot& slot, Op& op, Status status, Ending ending
     OpReport report = op.finish(now, status, ending, awaited, settings_.record_fates);
     note_presence(report);
     note_cuts(report, op);
+    report.lr_scale = lr_scale_;
     if (status == Status::kLengthMismatch) {
         report.peer_lengths = slot.ballot.lengths();
         report.peer_voted = slot.ballot.voted();
@@ -368,7 +369,7 @@ void Endpoint::advance(Time now) {
         for (auto& [seq, slot] : slots_)
             for (auto& op : slot.variants) {
                 if (const auto close = op->close_at(bounds_of(*op)); close.at <= now) {
-                    op->close(now, close.ending);
+                    op->close(now, close.ending, terms_.skip_above);
                     mark_all_ready();
                     settle(now, slot, *op);
                 }

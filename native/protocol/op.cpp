@@ -15,14 +15,15 @@ std::uint32_t granules_of(std::uint32_t coords) { return (coords + kGranule - 1)
 
 }  // namespace
 
-Op::Op(OpContext& context, Seq seq, std::uint32_t bucket_len, int gather_planes)
+Op::Op(OpContext& context, Seq seq, std::uint32_t bucket_len, const Coding& gather)
     : context_(context),
       shape_(context.shape),
       seq_(seq),
       layout_{bucket_len, shape_.ranks},
-      gather_planes_(gather_planes),
+      gather_(gather),
       sent_(shape_.ranks),
       steps_(shape_.ranks),
+      mean_planes_(shape_.ranks),
       gather_last_at_(shape_.ranks, -1),
       ripe_at_(shape_.ranks, -1),
       unripe_(shape_.ranks - 1u) {
@@ -31,7 +32,7 @@ Op::Op(OpContext& context, Seq seq, std::uint32_t bucket_len, int gather_planes)
 
 void Op::own(Block memory) {
     owned_.emplace(context_, layout_.granules(own_shard()),
-                   make_reduction(context_, seq_, layout_, gather_planes_, std::move(memory)));
+                   make_reduction(context_, seq_, layout_, gather_, std::move(memory)));
 }
 
 void Op::hold(Block memory) {
@@ -48,20 +49,21 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, std::span<const
     contributing_ = contributing;
     bucket_ = bucket;
     bounds_ = terms.bounds;
-    planes_ = terms.planes;
-    gather_planes_ = terms.gather_planes;
+    scatter_ = terms.scatter;
+    gather_ = terms.gather;
+    skip_above_ = terms.skip_above;
     entered_at_ = now;
     deadline_ = now + terms.bounds.deadline;
     report_.ticket = ticket;
     if (!holds()) hold({});
     means_->enter(bucket, held_);
-    contributions_ = make_contributions(context_, seq_, layout_, planes_, bucket, weights);
+    contributions_ = make_contributions(context_, seq_, layout_, scatter_, bucket, weights);
     for (Rank peer = 0; peer < shape_.ranks; ++peer)
         if (peer != shape_.self) steps_[peer] = contributions_->steps(shape_.shard_of(peer, seq_));
     const std::uint64_t own = layout_.begin(own_shard());
     const std::size_t granules = layout_.length(own_shard()) / kGranule;  // a column's bucket has whole ones
     if (!weights.empty()) weights = weights.subspan(own / kGranule, granules);
-    owned_->enter(now, bucket.data() + own, weights, contributing, gather_planes_);
+    owned_->enter(now, bucket.data() + own, weights, contributing, gather_);
 }
 
 std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
@@ -97,6 +99,7 @@ std::optional<wire::Reject> Op::gather(Time now, const wire::Header& header,
         --unripe_;
     }
     if (!header.empty()) {
+        if (header.planes > 0) mean_planes_[shard] = header.planes;
         report_.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
         last = first + wire::delivered_granules(header, payload.size());
         if (first == last) return std::nullopt;
@@ -126,7 +129,7 @@ void Op::forsake(Rank owner) {
 void Op::forfeit(Time now) {
     own({});
     owned_->close(now, Ending::kDeadline);
-    conclude({}, GranuleSet(layout_.granules(own_shard())), false);
+    conclude({}, GranuleSet(layout_.granules(own_shard())), {}, false);
 }
 
 Sums Op::sum(const Bounds& bounds) {
@@ -144,10 +147,11 @@ Sums Op::sum(const Bounds& bounds) {
     return sums;
 }
 
-void Op::conclude(std::span<const float> means, const GranuleSet& held, bool non_finite) {
+void Op::conclude(std::span<const float> means, const GranuleSet& held, std::span<const std::uint8_t> planes,
+                  bool non_finite) {
     if (owned_->closed()) return;
     non_finite_ |= non_finite;
-    owned_->conclude(means, held);
+    owned_->conclude(means, held, planes);
 }
 
 // When the own shard was closed and the last parts of all means had come but for those of silent owners.
@@ -254,7 +258,10 @@ std::uint32_t Op::put_mean(Rank peer, const Run& run, Outgoing& out) {
     out.header.flags = wire::kGatherStage | (run.empty ? wire::kEmpty : 0);
     out.header.shard = shard;
     out.header.first = run.first * kGranule;
-    if (!run.empty) return owned_->packet(peer, run, out);
+    if (!run.empty) {
+        if (context_.level == Level::kColumn) out.header.planes = static_cast<std::uint8_t>(gather_.planes);
+        return owned_->packet(peer, run, out);
+    }
     const bool whole = run.first == 0 && run.last == all;
     const std::uint32_t granules = whole ? all : std::min(run.last - run.first, kMaxRunGranules);
     const std::uint32_t coords = layout_.coords(shard, run.first, run.first + granules);
@@ -313,7 +320,7 @@ void Op::scan_unsent() {
 
 OpReport Op::finish(Time now, Status status, Ending ending, bool awaited, bool record_fates) {
     report_.gather_ending = ending;
-    conclude({}, GranuleSet(layout_.granules(own_shard())), false);
+    conclude({}, GranuleSet(layout_.granules(own_shard())), {}, false);
     owned_->leave(awaited);
     scan_unsent();
     means_->finish(own_shard(), held_);
@@ -345,9 +352,11 @@ void Op::fill_report(Time now, Status status, bool record_fates) {
     report_.non_finite = non_finite();
     report_.contributed = contributing_;
     if (context_.codec == wire::Codec::kPlanes) {
-        report_.planes = planes_;
-        report_.gather_planes = gather_planes_;
+        report_.planes = scatter_.planes;
+        report_.gather_planes = gather_.planes;
     }
+    mean_planes_[own_shard()] = static_cast<std::uint8_t>(gather_.planes);
+    report_.mean_planes = mean_planes_;
     report_.energies += owned_->energies();
     report_.energies += means_->energies();
     report_.entered_at = entered_at_;

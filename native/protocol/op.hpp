@@ -17,8 +17,8 @@ namespace tailcut {
 
 class Op {
 public:
-    // `gather_planes` until the local rank enters.
-    Op(OpContext& context, Seq seq, std::uint32_t bucket_len, int gather_planes);
+    // `gather` until the local rank enters.
+    Op(OpContext& context, Seq seq, std::uint32_t bucket_len, const Coding& gather);
 
     Seq seq() const { return seq_; }
     const Layout& layout() const { return layout_; }
@@ -60,14 +60,18 @@ public:
     OwnedShard::Close close_at(const Bounds& bounds) const {
         return owned_ ? owned_->close_at(entered_ ? bounds_ : bounds) : OwnedShard::Close{};
     }
-    void close(Time now, Ending ending) { owned_->close(now, ending); }
+    // `skip_above`: of an op that the local rank has not entered.
+    void close(Time now, Ending ending, float skip_above) {
+        owned_->close(now, ending, entered_ ? skip_above_ : skip_above);
+    }
 
     // In a row of a grid: the sum of the own shard is there to be taken, once; then the column's answer is waited for.
     bool summable() const {
         return context_.level == Level::kRow && owned_ && owned_->scattered() && !summed_;
     }
     Sums sum(const Bounds& bounds);  // as close_at()
-    void conclude(std::span<const float> means, const GranuleSet& held, bool non_finite);
+    void conclude(std::span<const float> means, const GranuleSet& held, std::span<const std::uint8_t> planes,
+                  bool non_finite);
     // When the clock ends it for the local rank, and by which rule.
     OwnedShard::Close end_at() const;
 
@@ -127,7 +131,8 @@ private:
     bool entered_ = false, contributing_ = false, finished_ = false;
     std::span<float> bucket_;
     Bounds bounds_;
-    int planes_ = 0, gather_planes_;
+    Coding scatter_, gather_;
+    float skip_above_ = 0;
     Time entered_at_ = 0, deadline_ = kNever;
     std::unique_ptr<Contributions> contributions_;
     std::vector<std::uint32_t> sent_,
@@ -141,6 +146,8 @@ private:
     std::vector<GranuleSet> answered_;  // by shard: granules that came, with a mean or EMPTY
     std::vector<GranuleSet> held_;      // by shard: granules that came with a mean
     std::uint32_t answered_count_ = 0;
+    std::vector<std::uint8_t>
+        mean_planes_;  // in a column, by shard: with which rows send its mean on; 0: not known
     std::vector<Time> gather_last_at_;  // by owner: the latest packet of its mean; -1: none yet
     std::vector<Time> ripe_at_;         // by owner: the last part of its mean came; -1: not yet
     std::uint32_t unripe_;              // owners whose has not, the local rank left out

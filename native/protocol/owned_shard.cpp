@@ -24,11 +24,11 @@ OwnedShard::OwnedShard(const OpContext& context, std::uint32_t granules, std::un
       cursors_(shape_.ranks + 1u) {}
 
 void OwnedShard::enter(Time now, float* bucket_shard, std::span<const float> weights, bool contributing,
-                       int gather_planes) {
+                       const Coding& gather) {
     values_->leave_pool();
     values_->take_over(runs_, bucket_shard);
     if (closed()) return;
-    values_->enter(bucket_shard, gather_planes, weights);
+    values_->enter(bucket_shard, gather, weights);
     if (scattered()) return;
     note_entry(shape_.self, now);
     ripen(shape_.self, now);
@@ -116,10 +116,25 @@ OwnedShard::Close OwnedShard::close_at(const Bounds& bounds) const {
     return close;
 }
 
+// What is missing of the mean, as a share of its energy: of m among n independent contributions n/m - 1, of none all.
+double OwnedShard::lacking() const {
+    double live = 0, sum = 0;
+    for (Rank rank = 0; rank < shape_.ranks; ++rank) live += !context_.silent[rank] && !abstains_[rank];
+    for (std::uint32_t g = 0; g < granules_; ++g) {
+        if (final_.test(g)) continue;
+        const auto came = static_cast<double>(std::count_if(
+            arrived_.begin(), arrived_.end(), [&](const GranuleSet& set) { return set.test(g); }));
+        sum += came > 0 ? std::max(0.0, live / came - 1) : 1;
+    }
+    return sum / granules_;
+}
+
 // Close by the clock: every granule becomes final with whoever delivered it.
-void OwnedShard::close(Time now, Ending ending) {
+void OwnedShard::close(Time now, Ending ending, float skip_above) {
     if (scattered()) return;
     ending_ = ending;
+    if (skip_above > 0 && lacking() > skip_above)
+        for (GranuleSet& arrived : arrived_) arrived.keep_only(final_);
     for (auto& settled : settled_) settled = shape_.ranks;
     settle_complete(0, granules_, now);
 }
@@ -140,8 +155,9 @@ void OwnedShard::settle_complete(std::uint32_t first, std::uint32_t last, Time n
     if (scattered()) closed_at_ = now;
 }
 
-void OwnedShard::conclude(std::span<const float> means, const GranuleSet& held) {
-    values_->conclude(means, held, fresh_);
+void OwnedShard::conclude(std::span<const float> means, const GranuleSet& held,
+                          std::span<const std::uint8_t> planes) {
+    values_->conclude(means, held, planes, fresh_);
     take_fresh();
 }
 

@@ -19,7 +19,7 @@ public:
     // The caller's shard: holds the own contribution, if there is one, and receives the mean in its place.
     // The memory is no longer the pool's. `weights`: in a column, of the own contribution, by granule.
     void enter(Time now, float* bucket_shard, std::span<const float> weights, bool contributing,
-               int gather_planes);
+               const Coding& gather);
     // The caller takes its shard back. What a peer has not been sent yet is saved, and what it may need again.
     void leave(bool awaited);
     // The rank will deliver nothing (more). Its missing granules are waited for no longer.
@@ -38,12 +38,13 @@ public:
         Ending ending = Ending::kBound;
     };
     Close close_at(const Bounds& bounds) const;
-    void close(Time now, Ending ending);  // reduce what has arrived
+    // Reduce what has arrived; nothing, if so much is missing that the mean would err by more than this share of its energy.
+    void close(Time now, Ending ending, float skip_above = 0);
 
     // Nothing more is waited for. In a row of a grid the mean is not final by that: it comes from the column.
     bool scattered() const { return complete_granules_ == granules_; }
     void sum(std::span<float> sums, std::span<float> weights) { values_->sum(arrived_, sums, weights); }
-    void conclude(std::span<const float> means, const GranuleSet& held);
+    void conclude(std::span<const float> means, const GranuleSet& held, std::span<const std::uint8_t> planes);
     bool closed() const { return final_granules_ == granules_; }
     Time closed_at() const { return closed_at_; }  // when it was scattered
     Ending ending() const { return ending_; }
@@ -82,6 +83,7 @@ public:
     bool pooled() const { return values_->pooled(); }
 
 private:
+    double lacking() const;
     void settle_complete(std::uint32_t first, std::uint32_t last, Time now);
     void take_fresh();
     void append(Run run);

@@ -13,17 +13,17 @@ struct PlanesContributions::EncodedStripe {
     Block slots;
 };
 
-PlanesContributions::PlanesContributions(OpContext& context, Seq seq, const Layout& layout, int planes,
-                                         std::span<const float> bucket)
+PlanesContributions::PlanesContributions(OpContext& context, Seq seq, const Layout& layout,
+                                         const Coding& coding, std::span<const float> bucket)
     : context_(context),
       seq_(seq),
       layout_(layout),
-      planes_(planes),
+      coding_(coding),
       bucket_(bucket),
       encoded_(layout.ranks) {
     for (Rank shard = 0; shard < layout.ranks; ++shard) {
         const codec::PacketLimits& limits = context.limits[context.shape.owner(shard, seq)];
-        orders_.emplace_back(layout.length(shard), context.granules(limits, planes));
+        orders_.emplace_back(layout.length(shard), context.granules(limits, coding));
         steps_.push_back(std::max(1u, orders_.back().packets()));
     }
 }
@@ -62,12 +62,12 @@ std::shared_ptr<const PlanesContributions::EncodedStripe> PlanesContributions::e
                                               grown(context_.stripe, std::size_t{last - first} * kGranule));
     encoded->slots = context_.memory.take((last - first) * codec::kSlotFloats);
     for (const codec::CodedBlock& coded :
-         codec::encode_stripe(rotated, encoded->stripe.packets, keys, planes_,
+         codec::encode_stripe(rotated, encoded->stripe.packets, keys, coding_.planes,
                               reinterpret_cast<std::byte*>(encoded->slots.data()))) {
         const double energy = coded.head.sigma > 0 ? double{coded.head.sigma} * coded.head.sigma : 0;
         const double length = encoded->stripe.blocks[encoded->heads.size()].length;
         energies_.sent_noise += length * energy * coded.noise;
-        energies_.sent_nominal += length * energy * codec::nominal_noise(planes_);
+        energies_.sent_nominal += length * energy * codec::nominal_noise(coding_.planes);
         encoded->heads.push_back(coded.head);
     }
     return encoded;

@@ -20,14 +20,14 @@ void add_own(std::span<const float> z, const codec::Scale& scale, std::span<floa
 
 }  // namespace
 
-PlanesReduction::PlanesReduction(OpContext& context, Seq seq, const Layout& layout, int gather_planes,
+PlanesReduction::PlanesReduction(OpContext& context, Seq seq, const Layout& layout, const Coding& gather,
                                  Block memory)
     : context_(context),
       layout_(layout),
       shard_(context.shape.shard_of(context.shape.self, seq)),
       keys_(context.shape.seed, seq, shard_),
       blocks_(layout.length(shard_)),
-      planes_(gather_planes),
+      coding_(gather),
       memory_(std::move(memory)),
       mean_(memory_ ? bytes(memory_) + (layout.ranks - 1u) * mean_floats(layout) * sizeof(float) : nullptr),
       newest_(std::size_t{blocks_.count()} * layout.ranks, kNone),
@@ -35,13 +35,13 @@ PlanesReduction::PlanesReduction(OpContext& context, Seq seq, const Layout& layo
       means_(blocks_.count()),
       present_(layout.granules(shard_)),
       lengths_(layout.granules(shard_)) {
-    const codec::SendOrder order = send_order();
+    const codec::SendOrder order = send_order(coding_);
     for (std::uint32_t k = 0; k < order.stripes(); ++k)
         unsettled_.push_back(order.first_granule(k + 1) - order.first_granule(k));
 }
 
-codec::SendOrder PlanesReduction::send_order() const {
-    return {layout_.length(shard_), context_.granules(context_.gather_limits, planes_)};
+codec::SendOrder PlanesReduction::send_order(const Coding& coding) const {
+    return {layout_.length(shard_), context_.granules(context_.gather_limits, coding)};
 }
 
 std::byte* PlanesReduction::slot(Rank rank, std::uint32_t granule) const {
@@ -65,7 +65,7 @@ bool PlanesReduction::settle(std::uint32_t first, std::uint32_t last, const std:
         return false;
     }
     bool non_finite = false;
-    const codec::SendOrder order = send_order();
+    const codec::SendOrder order = send_order(coding_);
     for (std::uint32_t g = first; g < last;) {
         const std::uint32_t index = order.stripe_of_granule(g);
         const std::uint32_t end = std::min(last, order.first_granule(index + 1));
@@ -84,7 +84,7 @@ bool PlanesReduction::reduce(const codec::Stripe& stripe, const std::vector<Gran
     codec::RotatedStripe mean{stripe.blocks, grown(context_.stripe, coords), {}};
     for (std::size_t b = 0; b < stripe.blocks.size(); ++b)
         mean.scales.push_back(reduce_block(stripe.blocks[b], mean.block(b), own, b, arrived));
-    encode(stripe, mean, runs);
+    encode(stripe, mean, coding_.planes, runs);
     return mean.non_finite();
 }
 
@@ -97,12 +97,12 @@ codec::RotatedStripe PlanesReduction::own_stripe(const codec::Stripe& stripe,
                                 grown(context_.own, std::size_t{last - first} * kGranule));
 }
 
-void PlanesReduction::encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean,
+void PlanesReduction::encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean, int planes,
                              std::vector<Run>& runs) {
     const std::vector<codec::PacketRun> packets = cut_at_gaps(stripe, runs);
     if (!packets.empty()) {
         const auto coded =
-            codec::encode_stripe(mean, packets, keys_, planes_, mean_slot(stripe.first_granule()));
+            codec::encode_stripe(mean, packets, keys_, planes, mean_slot(stripe.first_granule()));
         for (std::size_t b = 0; b < coded.size(); ++b) {
             const std::uint32_t block = stripe.blocks[b].index;
             heads_[block] = coded[b].head;
@@ -118,7 +118,7 @@ void PlanesReduction::sum(const std::vector<GranuleSet>& arrived, std::span<floa
                           std::span<float> weights) {
     std::fill(sums.begin(), sums.end(), 0.0f);
     std::fill(weights.begin(), weights.end(), 0.0f);
-    const codec::SendOrder order = send_order();
+    const codec::SendOrder order = send_order(coding_);
     for (std::uint32_t k = 0; k < order.stripes(); ++k) {
         const codec::Stripe stripe = order.stripe(k);
         const codec::RotatedStripe own = own_stripe(stripe, arrived);
@@ -131,13 +131,22 @@ void PlanesReduction::sum(const std::vector<GranuleSet>& arrived, std::span<floa
     }
 }
 
-// Every row encodes the same mean, so it may only depend on that: nothing is known of the weights behind it.
-void PlanesReduction::conclude(std::span<const float> means, const GranuleSet& held, std::vector<Run>& runs) {
+// Every row encodes the same mean, so it may only depend on that: nothing is known of the weights behind it, and its planes
+// are those of the first of the column's owners who has said a number.
+void PlanesReduction::conclude(std::span<const float> means, const GranuleSet& held,
+                               std::span<const std::uint8_t> planes, std::vector<Run>& runs) {
     if (unsettled_.empty()) runs.push_back({0, layout_.granules(shard_), true});  // without coordinates
     present_ = held;
-    const codec::SendOrder order = send_order();
+    const codec::SendOrder order = send_order(coding_);
     for (std::uint32_t k = 0; k < order.stripes(); ++k) {
-        const codec::Stripe stripe = order.stripe(k);
+        Coding coding = coding_;
+        for (std::uint32_t g = order.first_granule(k);
+             g < std::min<std::size_t>(order.first_granule(k + 1), planes.size()); ++g)
+            if (planes[g] > 0) {
+                coding.planes = planes[g];
+                break;
+            }
+        const codec::Stripe stripe = send_order(coding).stripe(k);
         const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
         const std::size_t coords = std::size_t{last - first} * kGranule;
         codec::RotatedStripe mean{stripe.blocks, grown(context_.stripe, coords), {}};
@@ -149,7 +158,7 @@ void PlanesReduction::conclude(std::span<const float> means, const GranuleSet& h
             if (present > 0) note_mean(block, z, present);
             mean.scales.push_back(codec::scale_of_mean(z, std::size_t{present} * kGranule, false, false));
         }
-        encode(stripe, mean, runs);
+        encode(stripe, mean, coding.planes, runs);
         unsettled_[k] = 0;
     }
 }
@@ -298,7 +307,7 @@ std::uint32_t PlanesReduction::packet(Rank, const Run& run, Outgoing& out) const
 }
 
 void PlanesReduction::take_over(std::span<const Run>, float* bucket_shard) const {
-    const codec::SendOrder order = send_order();
+    const codec::SendOrder order = send_order(coding_);
     for (std::uint32_t k = 0; k < order.stripes(); ++k)
         if (unsettled_[k] == 0)
             for (const codec::BlockSpan& block : order.stripe(k).blocks) apply(block, bucket_shard);

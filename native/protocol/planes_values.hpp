@@ -11,7 +11,7 @@ namespace tailcut {
 // A step is a packet, in the order of sending.
 class PlanesContributions final : public Contributions {
 public:
-    PlanesContributions(OpContext& context, Seq seq, const Layout& layout, int planes,
+    PlanesContributions(OpContext& context, Seq seq, const Layout& layout, const Coding& coding,
                         std::span<const float> bucket);
 
     std::uint32_t steps(Rank shard) const override { return steps_[shard]; }
@@ -26,7 +26,7 @@ private:
     OpContext& context_;
     const Seq seq_;
     const Layout layout_;
-    const int planes_;
+    const Coding coding_;
     const std::span<const float> bucket_;
     std::vector<codec::SendOrder> orders_;                       // by shard
     std::vector<std::uint32_t> steps_;                           // by shard
@@ -37,15 +37,15 @@ private:
 class PlanesReduction final : public Reduction {
 public:
     // `memory`: slots for the packets of each peer's contribution, then for those of the mean.
-    PlanesReduction(OpContext& context, Seq seq, const Layout& layout, int gather_planes, Block memory);
+    PlanesReduction(OpContext& context, Seq seq, const Layout& layout, const Coding& gather, Block memory);
     static std::size_t mean_floats(const Layout& layout) {
         return layout.shard_stride() / kGranule * codec::kSlotFloats;
     }
     static std::size_t floats(const Layout& layout) { return layout.ranks * mean_floats(layout); }
 
-    void enter(float* bucket_shard, int gather_planes, std::span<const float>) override {
+    void enter(float* bucket_shard, const Coding& gather, std::span<const float>) override {
         bucket_shard_ = bucket_shard;
-        planes_ = gather_planes;
+        coding_ = gather;
     }
     void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
@@ -54,7 +54,8 @@ public:
                 std::vector<Run>& runs) override;
     void sum(const std::vector<GranuleSet>& arrived, std::span<float> sums,
              std::span<float> weights) override;
-    void conclude(std::span<const float> means, const GranuleSet& held, std::vector<Run>& runs) override;
+    void conclude(std::span<const float> means, const GranuleSet& held, std::span<const std::uint8_t> planes,
+                  std::vector<Run>& runs) override;
     std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
     void take_over(std::span<const Run> runs, float* bucket_shard) const override;
     void leave(bool) override { bucket_shard_ = nullptr; }
@@ -88,7 +89,7 @@ private:
 
     std::byte* slot(Rank rank, std::uint32_t granule) const;
     std::byte* mean_slot(std::uint32_t granule) const { return mean_ + granule * codec::kSlotBytes; }
-    codec::SendOrder send_order() const;
+    codec::SendOrder send_order(const Coding& coding) const;
     bool reduce(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived, std::vector<Run>& runs);
     codec::RotatedStripe own_stripe(const codec::Stripe& stripe,
                                     const std::vector<GranuleSet>& arrived) const;
@@ -99,7 +100,8 @@ private:
                           const codec::RotatedStripe& own, std::size_t index,
                           const std::vector<GranuleSet>& arrived);
     void note_mean(const codec::BlockSpan& block, std::span<const float> mean, std::uint32_t present);
-    void encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean, std::vector<Run>& runs);
+    void encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean, int planes,
+                std::vector<Run>& runs);
     std::vector<codec::PacketRun> cut_at_gaps(const codec::Stripe& stripe, std::vector<Run>& runs);
     codec::PlanesHead head_at(std::uint32_t granule) const;
     void apply(const codec::BlockSpan& block, float* bucket_shard) const;
@@ -109,7 +111,7 @@ private:
     const Rank shard_;
     const codec::BlockKeys keys_;
     const codec::Blocks blocks_;
-    int planes_;
+    Coding coding_;
     Block memory_;
     std::byte* mean_;
     float* bucket_shard_ = nullptr;

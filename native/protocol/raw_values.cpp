@@ -10,7 +10,7 @@ namespace tailcut {
 
 bool RawContributions::next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) {
     const Rank peer = context_.shape.owner(shard, seq_);
-    const std::uint32_t first = sent, most = context_.granules(context_.limits[peer], 0);
+    const std::uint32_t first = sent, most = context_.granules(context_.limits[peer], {});
     std::uint32_t last = std::min(layout_.granules(shard), first + most);
     if (!weights_.empty()) {  // one weight in a packet
         const float* weights = weights_.data() + layout_.begin(shard) / kGranule;
@@ -44,7 +44,7 @@ RawReduction::RawReduction(const OpContext& context, Seq seq, const Layout& layo
     if (context.level == Level::kColumn) weights_.resize(std::size_t{layout.ranks} * granules_);
 }
 
-void RawReduction::enter(float* bucket_shard, int, std::span<const float> weights) {
+void RawReduction::enter(float* bucket_shard, const Coding&, std::span<const float> weights) {
     bucket_shard_ = bucket_shard;
     if (!weights_.empty()) std::copy(weights.begin(), weights.end(), weights_of(context_.shape.self));
 }
@@ -129,7 +129,8 @@ void RawReduction::sum(const std::vector<GranuleSet>& arrived, std::span<float> 
     }
 }
 
-void RawReduction::conclude(std::span<const float> means, const GranuleSet& held, std::vector<Run>& runs) {
+void RawReduction::conclude(std::span<const float> means, const GranuleSet& held,
+                            std::span<const std::uint8_t>, std::vector<Run>& runs) {
     for (std::uint32_t first = 0, end; first < granules_; first = end) {
         end = held.run_end(first, granules_);
         const std::uint32_t at = first * kGranule, coords = layout_.coords(shard_, first, end);
@@ -143,7 +144,7 @@ void RawReduction::conclude(std::span<const float> means, const GranuleSet& held
 }
 
 std::uint32_t RawReduction::packet(Rank peer, const Run& run, Outgoing& out) const {
-    const std::uint32_t most = context_.granules(context_.limits[peer], 0);
+    const std::uint32_t most = context_.granules(context_.limits[peer], {});
     const std::uint32_t granules = std::min(run.last - run.first, most);
     const std::uint32_t coords = layout_.coords(shard_, run.first, run.first + granules);
     out.header.count = static_cast<std::uint16_t>(coords);

@@ -34,7 +34,7 @@ public:
     RawReduction(const OpContext& context, Seq seq, const Layout& layout, Block memory);
     static std::size_t floats(const Layout& layout) { return layout.shard_stride() * layout.ranks; }
 
-    void enter(float* bucket_shard, int, std::span<const float> weights) override;
+    void enter(float* bucket_shard, const Coding&, std::span<const float> weights) override;
     void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
     void save() override;
@@ -42,7 +42,8 @@ public:
                 std::vector<Run>& runs) override;
     void sum(const std::vector<GranuleSet>& arrived, std::span<float> sums,
              std::span<float> weights) override;
-    void conclude(std::span<const float> means, const GranuleSet& held, std::vector<Run>& runs) override;
+    void conclude(std::span<const float> means, const GranuleSet& held, std::span<const std::uint8_t>,
+                  std::vector<Run>& runs) override;
     std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
     void take_over(std::span<const Run> runs, float* bucket_shard) const override;
     void leave(bool needed) override;

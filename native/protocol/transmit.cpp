@@ -246,6 +246,9 @@ void Endpoint::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outg
     out.header.source = settings_.shape.self;
     out.header.seq = type == wire::Type::kGoodbye ? goodbye_seq_ : next_seq_;
     out.header.incast = terms_.incast;
+    const LrScale& known = terms_.lr_scale.newer_than(lr_scale_) ? terms_.lr_scale : lr_scale_;
+    out.header.lr_scale = known.scale;
+    out.header.lr_period = known.period;
     if (multicast)
         group_path_.stamp(now, out.header);
     else

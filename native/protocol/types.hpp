@@ -79,12 +79,30 @@ struct Bounds {
     Duration deadline = 0;       // the whole op, from the rank's own entry
 };
 
+// How coordinates travel in the codec planes.
+struct Coding {
+    int planes = 16;     // bits of a coordinate
+    bool whole = false;  // packets are so short that a switch that trims leaves all of it
+};
+
+// The learning rate's factor that rank 0 offers, and from which op on: from the first of the period. Scale 0: none.
+struct LrScale {
+    static constexpr Seq kPeriodOps = 64;
+    float scale = 0;
+    std::uint16_t period = 0;  // modulo 2^16
+
+    bool newer_than(const LrScale& other) const {
+        return scale > 0 && (other.scale == 0 || static_cast<std::int16_t>(period - other.period) > 0);
+    }
+};
+
 // What a rank decides for each of its ops.
 struct Terms {
     Bounds bounds;
-    int planes = 16;          // bits of a coordinate in what it contributes,
-    int gather_planes = 16;   // and in the mean of its shard; not looked at by raw
+    Coding scatter, gather;   // of what it contributes, and of the mean of its shard
     std::uint8_t incast = 0;  // senders at once that it asks for; 0: any number
+    float skip_above = 0;  // an owner that lacks more, as a share of the mean's energy, sends EMPTY; 0: never
+    LrScale lr_scale{};    // as far as this rank knows
     // The same for the column of a grid, where one op is a part of the row's GATHER
     Bounds column_bounds{};
     std::uint8_t column_incast = 0;

@@ -24,25 +24,24 @@ std::size_t owned_floats(wire::Codec codec, const Layout& layout) {
 }
 
 std::unique_ptr<Contributions> make_contributions(OpContext& context, Seq seq, const Layout& layout,
-                                                  int planes, std::span<const float> bucket,
+                                                  const Coding& coding, std::span<const float> bucket,
                                                   std::span<const float> weights) {
     if (context.elided && context.codec == wire::Codec::kPlanes)
-        return std::make_unique<ElidedPlanesContributions>(context, seq, layout, planes);
+        return std::make_unique<ElidedPlanesContributions>(context, seq, layout, coding);
     if (context.elided)
         return std::make_unique<ElidedRawContributions>(context, seq, layout, bucket, weights);
     if (context.codec == wire::Codec::kPlanes)
-        return std::make_unique<PlanesContributions>(context, seq, layout, planes, bucket);
+        return std::make_unique<PlanesContributions>(context, seq, layout, coding, bucket);
     return std::make_unique<RawContributions>(context, seq, layout, bucket, weights);
 }
 
 std::unique_ptr<Reduction> make_reduction(OpContext& context, Seq seq, const Layout& layout,
-                                          int gather_planes, Block memory) {
+                                          const Coding& gather, Block memory) {
     if (context.elided && context.codec == wire::Codec::kPlanes)
-        return std::make_unique<ElidedPlanesReduction>(context, seq, layout, gather_planes,
-                                                       std::move(memory));
+        return std::make_unique<ElidedPlanesReduction>(context, seq, layout, gather, std::move(memory));
     if (context.elided) return std::make_unique<ElidedRawReduction>(context, seq, layout, std::move(memory));
     if (context.codec == wire::Codec::kPlanes)
-        return std::make_unique<PlanesReduction>(context, seq, layout, gather_planes, std::move(memory));
+        return std::make_unique<PlanesReduction>(context, seq, layout, gather, std::move(memory));
     return std::make_unique<RawReduction>(context, seq, layout, std::move(memory));
 }
 

@@ -83,9 +83,9 @@ struct OpContext {
     // What it takes to find a packet lost and send it again, twice; 0: that is not done.
     Duration repeat_time = 0;
     Audience audience;  // of our multicast
-    // Of a packet with so many planes; 0 planes in raw.
-    std::uint32_t granules(const codec::PacketLimits& within, int planes) const {
-        return std::max(1u, within.granules(codec, planes));
+    // Of a full packet; raw does not look at the coding.
+    std::uint32_t granules(const codec::PacketLimits& within, const Coding& coding) const {
+        return std::max(1u, within.granules(codec, coding.planes, coding.whole));
     }
     std::vector<float> stripe, own;  // planes: scratch for two stripes, as long as was needed so far
 };
@@ -118,9 +118,9 @@ class Reduction {
 public:
     virtual ~Reduction() = default;
     const Energies& energies() const { return energies_; }
-    // Where the own contribution is, if there is one, and where the mean goes until leave(); the mean's planes; and, in a
+    // Where the own contribution is, if there is one, and where the mean goes until leave(); the mean's coding; and, in a
     // column, the contribution's weights by granule.
-    virtual void enter(float* bucket_shard, int gather_planes, std::span<const float> weights) = 0;
+    virtual void enter(float* bucket_shard, const Coding& gather, std::span<const float> weights) = 0;
     // Granules [first, last) of a contribution. save() follows, and in between perhaps settle().
     virtual void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                        std::span<const std::byte> payload) = 0;
@@ -133,8 +133,10 @@ public:
     // averages, and by granule how many contributions it stands for, less what quantization took from them;
     virtual void sum(const std::vector<GranuleSet>& arrived, std::span<float> sums,
                      std::span<float> weights) = 0;
-    // then the mean, of the granules in `held`: all becomes final.
-    virtual void conclude(std::span<const float> means, const GranuleSet& held, std::vector<Run>& runs) = 0;
+    // then the mean, of the granules in `held`: all becomes final. `planes`, by granule, with which every row is to send it;
+    // 0: not known.
+    virtual void conclude(std::span<const float> means, const GranuleSet& held,
+                          std::span<const std::uint8_t> planes, std::vector<Run>& runs) = 0;
     // The next packet of a run, cut to what is left of it: fills in payload, place and codec, returns its granules.
     virtual std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const = 0;
     // Writes the mean of these runs, which became final before enter().
@@ -180,10 +182,10 @@ protected:
 std::size_t owned_floats(wire::Codec codec, const Layout& layout);
 
 std::unique_ptr<Contributions> make_contributions(OpContext& context, Seq seq, const Layout& layout,
-                                                  int planes, std::span<const float> bucket,
+                                                  const Coding& coding, std::span<const float> bucket,
                                                   std::span<const float> weights);
 std::unique_ptr<Reduction> make_reduction(OpContext& context, Seq seq, const Layout& layout,
-                                          int gather_planes, Block memory);
+                                          const Coding& gather, Block memory);
 std::unique_ptr<Means> make_means(OpContext& context, Seq seq, const Layout& layout, Block memory);
 
 }  // namespace tailcut

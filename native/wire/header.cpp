@@ -27,8 +27,8 @@ enum Offset : std::size_t {
     kAtCodec = 30,      // codec << 5 | planes
     kAtIncast = 31,
     kAtStamp = 32,
-    kAtEntry = 36,  // and delay_us here
-    kAtScale = 40,
+    kAtEntry = 36,     // and delay_us here
+    kAtScale = 40,     // lr_scale in FEEDBACK, and below its period
     kAtGainFull = 44,  // share in FEEDBACK
     kAtGainOne = 46,
 };
@@ -40,10 +40,15 @@ std::uint8_t known_flags(std::uint8_t type) {
            (type == static_cast<std::uint8_t>(Type::kFeedback) ? kMulticast : 0);
 }
 
-bool known_codec(std::uint8_t type, std::uint8_t codec, std::uint8_t planes) {
-    if (codec == static_cast<std::uint8_t>(Codec::kRaw)) return planes == 0;
-    return codec == static_cast<std::uint8_t>(Codec::kPlanes) && planes >= 1 && planes <= kMaxPlanes &&
-           type == static_cast<std::uint8_t>(Type::kData);
+bool known_codec(std::uint8_t type, std::uint8_t flags, std::uint8_t codec, std::uint8_t planes) {
+    const bool data = type == static_cast<std::uint8_t>(Type::kData);
+    if (codec == static_cast<std::uint8_t>(Codec::kRaw))
+        return planes == 0 || (planes <= kMaxPlanes && data && flags & kGatherStage);
+    return codec == static_cast<std::uint8_t>(Codec::kPlanes) && planes >= 1 && planes <= kMaxPlanes && data;
+}
+
+bool sound_lr_scale(const Header& header) {
+    return header.type == Type::kData || (header.lr_scale >= 0 && header.lr_scale <= 1);
 }
 
 // W7 for planes: a scale that a sender may state, and gains that are numbers above -1.
@@ -98,9 +103,9 @@ HeaderBytes pack(const Header& header) {
     put(bytes, kAtIncast, header.incast);
     put(bytes, kAtStamp, header.stamp_us);
     put(bytes, kAtEntry, data ? header.entry_us : header.delay_us);
-    put(bytes, kAtScale, header.scale);
+    put(bytes, kAtScale, data ? header.scale : header.lr_scale);
     put(bytes, kAtGainFull, data ? header.gain_full : header.share);
-    put(bytes, kAtGainOne, header.gain_one);
+    put(bytes, kAtGainOne, data ? header.gain_one : header.lr_period);
     return bytes;
 }
 
@@ -119,7 +124,7 @@ Parsed parse(std::span<const std::byte> datagram) {
     header.flags = get<std::uint8_t>(datagram, kAtFlags);
     const auto codec = get<std::uint8_t>(datagram, kAtCodec);
     if (type < static_cast<std::uint8_t>(Type::kData) || type > static_cast<std::uint8_t>(Type::kGoodbye) ||
-        (header.flags & ~known_flags(type)) || !known_codec(type, codec >> 5, codec & 31))
+        (header.flags & ~known_flags(type)) || !known_codec(type, header.flags, codec >> 5, codec & 31))
         return refuse(Reject::kType);
     header.type = static_cast<Type>(type);
     header.codec = static_cast<Codec>(codec >> 5);
@@ -136,10 +141,10 @@ Parsed parse(std::span<const std::byte> datagram) {
     header.incast = get<std::uint8_t>(datagram, kAtIncast);
     header.stamp_us = get<std::uint32_t>(datagram, kAtStamp);
     (data ? header.entry_us : header.delay_us) = get<std::uint32_t>(datagram, kAtEntry);
-    header.scale = get<float>(datagram, kAtScale);
+    (data ? header.scale : header.lr_scale) = get<float>(datagram, kAtScale);
     (data ? header.gain_full : header.share) = get<std::uint16_t>(datagram, kAtGainFull);
-    header.gain_one = get<std::uint16_t>(datagram, kAtGainOne);
-    if (!sound_scale(header)) return refuse(Reject::kShape);
+    (data ? header.gain_one : header.lr_period) = get<std::uint16_t>(datagram, kAtGainOne);
+    if (!sound_scale(header) || !sound_lr_scale(header)) return refuse(Reject::kShape);
     if (data && header.multicast() && header.stage() != Stage::kGather) return refuse(Reject::kShape);
     parsed.ok = true;
     return parsed;

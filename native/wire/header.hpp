@@ -71,8 +71,12 @@ struct Header {
     std::uint16_t latest = 0;
     std::uint16_t share =
         0;  // what came from the destination of late, in 1/256 of the mean over sources; 0: unknown
+    // FEEDBACK, GOODBYE: the learning rate's factor that the source knows of, and the period from which on; 0: none.
+    float lr_scale = 0;
+    std::uint16_t lr_period = 0;
     Codec codec = Codec::kRaw;
-    std::uint8_t planes = 0;               // bits per coordinate; 0 for raw
+    // Bits per coordinate. raw: 0, or in a column of a grid, with a mean, those with which rows send it on.
+    std::uint8_t planes = 0;
     std::uint32_t stamp_us = 0;            // strictly increasing per source and destination
     std::uint32_t entry_us = kNotEntered;  // age of the source's entry into the op when this was sent
     // planes: σ of the block; NaN, with kNonFinite: it holds an Inf or a NaN. raw, in a column of a grid: the weight of the sums

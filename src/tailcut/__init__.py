@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tailcut import codec
     from tailcut.config import Config
-    from tailcut.errors import BehindError, ClosedError, ConfigError, PeerError, TailcutError
+    from tailcut.epsilon import Epsilon
+    from tailcut.errors import (
+        BehindError,
+        BudgetExceeded,
+        ClosedError,
+        ConfigError,
+        PeerError,
+        TailcutError,
+    )
     from tailcut.group import Group, Work
     from tailcut.pytorch.attach import Attachment, attach
     from tailcut.report import Report
@@ -18,9 +26,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Attachment",
     "BehindError",
+    "BudgetExceeded",
     "ClosedError",
     "Config",
     "ConfigError",
+    "Epsilon",
     "FileStore",
     "Freeze",
     "Group",
@@ -39,8 +49,10 @@ __all__ = [
 
 _HOMES = {
     "config": ("Config",),
+    "epsilon": ("Epsilon",),
     "errors": (
         "BehindError",
+        "BudgetExceeded",
         "ClosedError",
         "ConfigError",
         "PeerError",

@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 CODECS = ("auto", "planes", "raw")
 MULTICAST = ("auto", "on", "off")
+OVER_BUDGET = ("proceed", "wait", "skip", "raise")
 LEAST_TRIM_BYTES = 98
 """Ethernet, IPv4 and UDP headers (42), the header (48), and the first plane of one granule (8)."""
 
@@ -73,14 +74,23 @@ class Config:
     """How values travel: "raw" (fp32, exact), "planes" (rotated bit planes that may be trimmed), or "auto":
     planes if the ranks are on more than one host, where bytes cost more than time to encode. Agreed."""
 
-    planes: int = _setting("planes", int, 16)
-    """Bits a coordinate, 1 to 16, of codec planes. 16 err by 1e-9 of the squared norm of each block of 32,768
-    neighbours (coordinates far below it lose precision); fewer send less and err more: 4 by 1 %, 1 by 57 % of
-    each rank's vector (docs/codec.md)."""
+    planes: int = _setting("planes", int, 0)
+    """Bits a coordinate of codec planes; 0: what makes steps shortest within ``budget`` (docs/budget.md). 1
+    to 16 fix it. 16 err by 1e-9 of the squared norm of each block of 32,768 neighbours (coordinates far below
+    it lose precision); fewer send less and err more: 4 by 1 %, 1 by 57 % of each rank's vector."""
 
-    trim_bytes: int = _setting("trim_bytes", int, 256)
+    budget: float = _setting("budget", float, 0.05)
+    """ε that planes and the network may add to the mean gradient: 0.05 costs at most 5 % more rounds. Higher:
+    fewer planes, shorter steps."""
+
+    over_budget: str = _setting("over_budget", str, "proceed")
+    """If the network forces more: "proceed" (go on and report), "wait" (as ``deadline_s`` allows), "skip"
+    (owners that lack more send nothing: a zero gradient) or "raise" (``BudgetExceeded``)."""
+
+    trim_bytes: int = _setting("trim_bytes", int, 0)
     """Shortest frame that a switch leaves of a trimmed packet: packets hold so few coordinates that it keeps
-    the first plane of all. 0: nothing trims on the way, packets fill the MTU. 256 is what switches do."""
+    the first plane of all. 0: nothing trims on the way, as on nearly all networks, and packets fill the MTU.
+    256 is what switches do that trim."""
 
     dscp: int = _setting("dscp", int, 0)
     """Mark of packets of codec planes, 0 to 63: switches tell by it what they may trim. 0: none."""
@@ -145,8 +155,13 @@ class Config:
             raise ConfigError(f"packet_bytes={self.packet_bytes} must be 0 or between 256 and 65280")
         if self.codec not in CODECS:
             raise ConfigError(f"codec={self.codec!r} is unknown; take one of {', '.join(map(repr, CODECS))}")
-        if not 1 <= self.planes <= 16:
-            raise ConfigError(f"planes={self.planes} must be between 1 and 16 bits a coordinate")
+        if not 0 <= self.planes <= 16:
+            raise ConfigError(f"planes={self.planes} must be 0, or between 1 and 16 bits a coordinate")
+        if not 0 < self.budget <= 10:
+            raise ConfigError(f"budget={self.budget} must be above 0 and at most 10; 0.05 is 5 % more rounds")
+        if self.over_budget not in OVER_BUDGET:
+            known = ", ".join(map(repr, OVER_BUDGET))
+            raise ConfigError(f"over_budget={self.over_budget!r} is unknown; take one of {known}")
         if self.trim_bytes and not LEAST_TRIM_BYTES <= self.trim_bytes <= 65_535:
             raise ConfigError(
                 f"trim_bytes={self.trim_bytes} must be 0, or between 65535 and {LEAST_TRIM_BYTES}, which "

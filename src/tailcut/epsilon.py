@@ -13,8 +13,8 @@ from tailcut import _native
 _DISTORTION = _native.codec_distortion()
 
 SHARED_ERROR = (0.53, 0.21, 0.116, 0.07, 0.042)
-"""By planes, from 1 on: errors of ranks whose vectors have the correlation ρ correlate by about this times ρ³,
-because they share a rotation. From the Hermite series of the code's cells, at ρ = 0.9; more planes: none."""
+"""By planes, from 1 on: errors of ranks whose vectors have the correlation ρ correlate by this times ρ³, as
+they share a rotation. From the Hermite series of the code's cells, at ρ = 0.9; more planes: none."""
 
 LEAST_MEAN = 0.02
 """The mean's energy without its error is at least this share of what was measured: beyond, all is noise."""
@@ -44,6 +44,9 @@ class Epsilon(NamedTuple):
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {value:.2%}" for name, value in self._asdict().items() if value > 5e-5)
         return f"{self.total:.2%}" + (f" ({parts})" if parts else "")
+
+
+NO_ERROR = Epsilon()
 
 
 class Quality(NamedTuple):

@@ -17,5 +17,9 @@ class BehindError(TailcutError, RuntimeError):
     """This rank was frozen or slow for so long that its parameters are out of date."""
 
 
+class BudgetExceeded(TailcutError, RuntimeError):  # noqa: N818 - the design's name
+    """The network has cost more of the gradients than the budget allows."""
+
+
 class ClosedError(TailcutError, RuntimeError):
     """The group is closed, or belongs to another process."""

@@ -9,11 +9,10 @@ import atexit
 import ipaddress
 import os
 import threading
-import time
 import warnings
 import weakref
 import zlib
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import fields, replace
 from types import TracebackType
 
@@ -76,10 +75,20 @@ class Group:
     Every rank calls ``allreduce`` in the same order with arrays of the same length. An op ends by
     ``config.deadline_s`` after the rank's own call, whatever the network or a peer does; its report says
     what is missing. A context manager: leaving it closes the group.
+
+    ``on_over_budget`` is called by ``wait()`` or ``done()`` when ops have cost more than ``config.budget``
+    for a hundred in a row, once until that ends. What it raises, they raise.
     """
 
     def __init__(
-        self, rank: int, world_size: int, store: Store, config: Config | None = None, *, name: str = "default"
+        self,
+        rank: int,
+        world_size: int,
+        store: Store,
+        config: Config | None = None,
+        *,
+        name: str = "default",
+        on_over_budget: Callable[[Stats], None] | None = None,
     ) -> None:
         if not 1 <= world_size <= 0xFFFF:
             raise ConfigError(f"world_size={world_size} must be between 1 and 65535")
@@ -93,6 +102,8 @@ class Group:
         self._closed = False
         self._totals = Stats()
         self._calls = 0
+        self._on_over_budget = on_over_budget
+        self._told_excess = False
         self._keys: set[Hashable] = set()
         # What the engine may still write to: the array stays alive even if its Work is dropped.
         self._in_flight: dict[
@@ -104,6 +115,8 @@ class Group:
             grid=self._grid,
             deadline_s=self.config.deadline_s,
             planes=self.config.planes,
+            budget=self.config.budget,
+            over_budget=self.config.over_budget,
             straggler_share=self.config.straggler_share,
             adaptive=self.config.adaptive,
         )
@@ -120,7 +133,10 @@ class Group:
         self.codec = _codec(config, roster)
         may_be_trimmed = self.codec == "planes" and roster.hosts > 1 and config.trim_bytes > 0
         trimming = _receive_trimmed(lanes) if may_be_trimmed else ""
-        description = _describe(config, roster, self.rank, self.codec, buffer_bytes)
+        coding = f"codec {self.codec}"
+        if self.codec == "planes":
+            coding += f" with {self._steering.describe_planes()}"
+        description = _describe(config, roster, self.rank, coding, buffer_bytes)
         self._description = f"{description}; {self._steering.describe()}{trimming}"
         for index, lane in enumerate(lanes):
             if self.codec == "planes":
@@ -193,6 +209,17 @@ class Group:
         """What this group will do: its effective configuration, on one line."""
         return self._description
 
+    @property
+    def lr_scale(self) -> float:
+        """1/(1 + ε) as rank 0 has announced it, the same on all ranks after the same op: a factor for the
+        learning rate that keeps the noise of gradients in it what it was. Never imposed."""
+        return self._steering.lr_scale
+
+    def take_news(self) -> list[str]:
+        """What was decided since the last call, and why; one rank's words are enough."""
+        with self._lock:
+            return self._steering.take_news()
+
     def stats(self) -> Stats:
         """Totals since the group opened; the network's part is at most as old as the last idle moment."""
         self._check_process()
@@ -202,6 +229,10 @@ class Group:
             totals.bounds = self._steering.known_bounds
             totals.verdicts = self._steering.verdicts
             totals.drop_share = self._steering.drop_share
+            totals.epsilon = self._steering.spending.total
+            totals.recent_epsilon = self._steering.spending.recent
+            totals.budget = self._steering.spending.budget
+            totals.lr_scale = self._steering.lr_scale
         totals.rejected = {}
         for lane in lanes:
             for reason, count in lane.protocol.rejected.items():
@@ -282,13 +313,13 @@ class Group:
         native = lane.wait(ticket, timeout_ns)
         if native is None:
             return None
-        outcome = outcome_of(native, self._grid, self.rank)
         with self._lock:
             _, _, key = self._in_flight.pop((lane_index, ticket), (None, None, None))
             self._keys.discard(key)
+            outcome = outcome_of(native, self._grid, self.rank, key)
             lane.forget(ticket)  # last: Ctrl-C up to here, and wait() can be called again
             if isinstance(outcome, Report):
-                outcome = self._steering.after(outcome, time.monotonic())
+                outcome = self._steering.after(outcome, native.finished_at / 1e9)
                 totals = self._totals
                 totals.ops += 1
                 totals.deadline_ops += outcome.status == "deadline"
@@ -297,13 +328,19 @@ class Group:
                 totals.behind_ops += outcome.behind_ops
                 totals.coordinates += outcome.length
                 totals.lost_coordinates += round(outcome.lost_frac * outcome.length)
+                outcome = self._steering.excess() or outcome
         return outcome
 
     def _sound_alarms(self) -> None:
         with self._lock:
             alarms = self._steering.take_alarms()
+            persistent = self._steering.spending.persistent
+            excess = persistent and not self._told_excess
+            self._told_excess = persistent
         for alarm in alarms:
             warnings.warn(alarm, RuntimeWarning, stacklevel=4)  # where wait() or done() is called
+        if excess and self._on_over_budget is not None:
+            self._on_over_budget(self.stats())
 
 
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
@@ -366,13 +403,12 @@ def _receive_trimmed(lanes: list[_native.UdpLane]) -> str:
     return "; packets that a switch trims without correcting their lengths are received too"
 
 
-def _describe(config: Config, roster: Roster, rank: int, codec: str, buffer_bytes: int) -> str:
+def _describe(config: Config, roster: Roster, rank: int, coding: str, buffer_bytes: int) -> str:
     sizes = {route.payload_bytes for peer, route in enumerate(roster.routes) if peer != rank}
     settings = ", ".join(f"{field.name}={getattr(config, field.name)!r}" for field in fields(config))
     return (
-        f"{len(roster.cards)} ranks on {roster.hosts} host{'s' * (roster.hosts > 1)}, codec {codec}"
-        f"{f' with {config.planes} planes' * (codec == 'planes')}, packets of at most "
-        f"{' or '.join(map(str, sorted(sizes))) or 'no'} bytes, "
+        f"{len(roster.cards)} ranks on {roster.hosts} host{'s' * (roster.hosts > 1)}, {coding}, "
+        f"packets of at most {' or '.join(map(str, sorted(sizes))) or 'no'} bytes, "
         f"receive buffer of {buffer_bytes} bytes granted, {roster.multicast.description}; {settings}"
     )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
 
 from tailcut import _native
-from tailcut.epsilon import Epsilon, quality_of
+from tailcut.epsilon import NO_ERROR, Epsilon, quality_of
 from tailcut.errors import ClosedError, ConfigError, TailcutError
 from tailcut.grid import Grid
 
@@ -46,6 +46,18 @@ class LateCompletion(NamedTuple):
     """What the stage really took, from the same start as ``scatter_took_s`` and ``gather_took_s``."""
 
 
+LR_PERIOD_OPS = 64
+"""A factor of the learning rate holds from an op on whose number is a multiple of this."""
+
+
+class LrScale(NamedTuple):
+    """A factor of the learning rate that all ranks use from the same op on (docs/budget.md)."""
+
+    scale: float
+    period: int
+    """It holds from op ``period * LR_PERIOD_OPS`` on, modulo 2**16 periods."""
+
+
 @dataclass(frozen=True)
 class Report:
     """One op as this rank saw it. Fractions are of coordinates; tuples are indexed by rank: in a grid, by
@@ -60,6 +72,8 @@ class Report:
     behind_ops: int = 0
     """Above 0: this rank was that many ops behind, more than the window; nothing was reduced, the bucket is
     zero, the rank's seq is now the group's, and it contributes nothing until ``Group.resynced()``."""
+    key: Hashable = None
+    """Of the bucket, as ``allreduce`` was given it."""
     contributed: bool = True
     non_finite: bool = False
     """Some rank's bucket held an Inf or a NaN; so does the result, on every rank that learned of it."""
@@ -75,7 +89,7 @@ class Report:
     lost_frac: float = 0.0
     """The share of the result that is zero because its mean did not come or was EMPTY."""
 
-    epsilon: Epsilon = Epsilon()
+    epsilon: Epsilon = NO_ERROR
     """The error that this op added to the mean, by source, as far as this rank knows (docs/budget.md)."""
     correlation: float = 0.0
     """Between the contributions of two ranks, on average: 0 independent, 1 all alike."""
@@ -114,6 +128,8 @@ class Report:
     """The share of the packets sent to each rank, in the time of this op, that was found lost."""
     received_lost: tuple[float, ...] = ()
     """The share of the packets from each rank, in the time of this op, that is missing between others."""
+    lr_scale: LrScale | None = None
+    """The factor of the learning rate that rank 0 has announced last, as far as this rank has heard."""
     late: tuple[LateCompletion, ...] = ()
     """Stages of earlier ops that have turned out complete since the last report."""
     verdicts: tuple[Verdict, ...] = ()
@@ -170,7 +186,11 @@ _ENDINGS: dict[str, Ending] = {"ALL": "all", "GRACE": "grace", "BOUND": "bound",
 
 
 def _from_native(
-    native: _native.OpReport, members: Sequence[int], column: Sequence[int], rows: int = 1
+    native: _native.OpReport,
+    members: Sequence[int],
+    column: Sequence[int] = (),
+    rows: int = 1,
+    key: Hashable = None,
 ) -> Report:
     elapsed_s = (native.finished_at - native.entered_at) / 1e9
     if native.behind_ops:
@@ -180,6 +200,7 @@ def _from_native(
             length=native.bucket_len,
             elapsed_s=elapsed_s,
             behind_ops=native.behind_ops,
+            key=key,
             contributed=False,
             lost_frac=1.0,
         )
@@ -204,6 +225,7 @@ def _from_native(
         status="complete" if native.status.name == "COMPLETE" else "deadline",
         length=native.bucket_len,
         elapsed_s=elapsed_s,
+        key=key,
         contributed=native.contributed,
         non_finite=native.non_finite,
         scatter_lost=shares(native.scatter_missing, [lengths[native.place]] * len(lengths)),
@@ -235,20 +257,27 @@ def _from_native(
             native.received_lost_packets,
             [a + b for a, b in zip(native.received_lost_packets, native.received_from_packets, strict=True)],
         ),
+        lr_scale=_announced(native),
         late=tuple(
             LateCompletion(late.seq, _STAGES[late.stage], late.bucket_len, late.took_ns / 1e9)
             for late in native.late
         ),
         members=members,
         column=tuple(
-            _from_native(report, column, ())
+            _from_native(report, column)
             for report in native.column
             if report.status in (_native.Status.COMPLETE, _native.Status.DEADLINE)
         ),
     )
 
 
-def outcome_of(native: _native.OpReport, grid: Grid, rank: int) -> Report | TailcutError:
+def _announced(native: _native.OpReport) -> LrScale | None:
+    return LrScale(native.lr_scale, native.lr_period) if native.lr_scale > 0 else None
+
+
+def outcome_of(
+    native: _native.OpReport, grid: Grid, rank: int, key: Hashable = None
+) -> Report | TailcutError:
     """The report, or the error that ``wait()`` raises."""
     status = native.status
     if status == _native.Status.LENGTH_MISMATCH:
@@ -266,4 +295,4 @@ def outcome_of(native: _native.OpReport, grid: Grid, rank: int) -> Report | Tail
         )
     if status == _native.Status.SEQ_EXHAUSTED:
         return ConfigError("this group has done 2**32 - 1 ops, which is all it can number; open a new one")
-    return _from_native(native, grid.row(rank), grid.column(rank), grid.rows)
+    return _from_native(native, grid.row(rank), grid.column(rank), grid.rows, key)

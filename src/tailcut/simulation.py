@@ -78,6 +78,8 @@ class Scenario(Network):
     """Largest payload."""
     codec: str = "raw"
     planes: int = 16
+    """0, with ``steering``: from the budget, as in a Group."""
+    budget: float = 0.05
     resend: bool = True
     """Lost packets are sent again while their stage is open."""
     paced: bool = False
@@ -107,7 +109,7 @@ class Scenario(Network):
         if self.codec not in CODEC_IDS:
             raise ConfigError(f"codec={self.codec!r} must be one of {', '.join(map(repr, CODEC_IDS))}")
         for planes in (self.planes, *self.planes_by_rank.values()):
-            if not 1 <= planes <= 16:
+            if not (0 if self.steering else 1) <= planes <= 16:
                 raise ConfigError(f"planes={planes} must be between 1 and 16 bits a coordinate")
         if self.trim_bytes and self.trim_bytes < LEAST_TRIM_BYTES:
             raise ConfigError(f"trim_bytes={self.trim_bytes} must be 0 or at least {LEAST_TRIM_BYTES}")
@@ -188,9 +190,12 @@ def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _na
     spec.payload_bytes = scenario.packet_bytes
     spec.codec = CODEC_IDS[scenario.codec]
     spec.trim_payload_bytes = trimmed_payload_bytes(scenario.trim_bytes)
-    column = _native.Terms(fixed_bounds(COLUMN_SHARE * scenario.deadline_s), scenario.planes)
-    spec.terms = _native.Terms(fixed_bounds(scenario.deadline_s), scenario.planes).with_column(column)
-    spec.planes_by_rank = [scenario.planes_by_rank.get(r, scenario.planes) for r in range(scenario.ranks)]
+    spec.terms = _native.Terms(fixed_bounds(scenario.deadline_s), scenario.planes or 16).with_column(
+        fixed_bounds(COLUMN_SHARE * scenario.deadline_s)
+    )
+    spec.planes_by_rank = [
+        scenario.planes_by_rank.get(rank, scenario.planes) or 16 for rank in range(scenario.ranks)
+    ]
     spec.linger_ns = ns(scenario.deadline_s)
     spec.compute_ns = [[ns(s) for s in row] for row in scenario.compute_s] or [
         [0] * scenario.ranks
@@ -216,6 +221,7 @@ def _steering(scenario: Scenario) -> list[Policy]:
             grid=scenario.grid,
             deadline_s=scenario.deadline_s,
             planes=scenario.planes_by_rank.get(rank, scenario.planes),
+            budget=scenario.budget,
         )
         for rank in range(scenario.ranks)
     ]
@@ -226,7 +232,7 @@ def _let_decide(spec: _native.SimSpec, policies: Sequence[Policy], grid: Grid) -
         return policies[rank].terms(bucket_len)
 
     def observe(rank: int, now_ns: int, report: _native.OpReport) -> None:
-        outcome = outcome_of(report, grid, rank)
+        outcome = outcome_of(report, grid, rank, key=report.bucket_len)
         if isinstance(outcome, Report):
             policies[rank].after(outcome, now_ns / 1e9)
 

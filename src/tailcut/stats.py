@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from tailcut.epsilon import NO_ERROR, Epsilon
+
 
 class OpBounds(NamedTuple):
     """What an op may take at most, by ``Config.deadline_s`` and the ops before it (docs/time.md)."""
@@ -63,6 +65,14 @@ class Stats:
     """Last smoothed round-trip time to each rank, 0 while unknown."""
     bounds: dict[int, OpBounds] = field(default_factory=dict)
     """What the next op may take, by size class: the key is the class's longest bucket in coordinates."""
+    epsilon: Epsilon = NO_ERROR
+    """What the ops have added to the error of the mean gradient, by source: their mean (docs/budget.md)."""
+    recent_epsilon: Epsilon = NO_ERROR
+    """The same, of the latest ops."""
+    budget: float = 0.0
+    """What ``epsilon.total`` may be."""
+    lr_scale: float = 1.0
+    """1/(1 + ε), announced by rank 0 and alike on all ranks: a factor for the learning rate, if you like."""
     verdicts: tuple[dict[str, int], ...] = ()
     """By rank: in how many ops it was on time, compute-late, network-late, lossy or silent."""
     drop_share: tuple[float, ...] = ()
@@ -79,6 +89,8 @@ class Stats:
             f"{self.lost_frac:.2%} of the results lost, {self.partial_ops} means without somebody's part; "
         )
         text += f"{_with_unit(self.sent_bytes)} sent, {_with_unit(self.received_bytes)} received"
+        if self.budget:
+            text += f"; ε {self.epsilon}: this run spent {self.epsilon.total:.1%} of its {self.budget:.1%}"
         text += "".join(f"; {note}" for note in self._notes())
         return text if self.contributing else f"{text}; too far behind, contributes nothing until resynced"
 
@@ -108,6 +120,7 @@ class Stats:
 _NOT_COUNTS = (
     *("contributing", "rejected", "pool_used_bytes", "memory_bytes"),
     *("rtt_s", "bounds", "verdicts", "drop_share"),
+    *("epsilon", "recent_epsilon", "budget", "lr_scale"),
 )
 
 _OFTEN = 0.01

@@ -322,7 +322,10 @@ Group::Group(Script& script) : script_(script) {
     pool_bytes_ = script.below(33) * std::size_t{1024};
     const std::uint32_t limits = script.take<std::uint8_t>();
     const std::uint32_t times = script.take<std::uint8_t>();
-    terms_.planes = static_cast<int>(1 + group / 8 % 16);
+    terms_.scatter.planes = static_cast<int>(1 + group / 8 % 16);
+    terms_.gather.planes = static_cast<int>(1 + group / 16 % 16);
+    terms_.gather.whole = group % 2 == 0;
+    terms_.skip_above = group % 3 == 0 ? 0.05f : 0.0f;
     const Duration deadline = (4 + times / 16) * kMillisecond;
     terms_.bounds = {(1 + times % 4) * kMillisecond,     (4 + times / 4 % 4) * kMillisecond,
                      (1 + times / 4 % 8) * kMillisecond, times % 8 * kMillisecond,

@@ -21,7 +21,7 @@ constexpr std::uint32_t kLoopback = 0x7F000001;
 constexpr Duration kSecond = 1000 * kMillisecond;
 constexpr Duration kPatience = 15 * kSecond;
 constexpr Bounds kLong{10 * kSecond, 10 * kSecond, 12 * kSecond, 12 * kSecond, 12 * kSecond, 12 * kSecond};
-constexpr Terms kGenerous{kLong, 16, 0, kLong, 0};
+constexpr Terms kGenerous{.bounds = kLong, .column_bounds = kLong};
 
 struct Broken : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -228,7 +228,7 @@ void closing_lets_ops_end(const Variant& variant) {
 // A lane that is destroyed without a word: the others' ops end at their deadline, and the process goes on.
 void destruction_is_a_death(const Variant& variant) {
     constexpr Duration kEnd = 300 * kMillisecond;
-    const Terms terms{{100 * kMillisecond, 100 * kMillisecond, kEnd, kEnd, kEnd, kEnd}, 16, 0};
+    const Terms terms{{100 * kMillisecond, 100 * kMillisecond, kEnd, kEnd, kEnd, kEnd}};
     Lanes lanes(variant);
     std::vector<std::vector<float>> buckets;
     for (Rank rank = 0; rank < lanes.ranks(); ++rank) buckets.push_back(make_bucket(rank, 100'000));

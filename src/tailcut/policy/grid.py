@@ -1,9 +1,15 @@
-"""What every op of a grid starts with: the bounds of its row and those of its column."""
+"""What every op of a rank starts with: the bounds of its row and those of its column, and its planes.
+
+Owns what goes over the whole group: planes, what was spent of the budget, the factor of the learning rate.
+"""
 
 from __future__ import annotations
 
 from tailcut import _native
+from tailcut.errors import BudgetExceeded
 from tailcut.grid import Grid
+from tailcut.policy.budget import LrOffer, Spending
+from tailcut.policy.planes import AdaptivePlanes, FixedPlanes, PlanesPolicy
 from tailcut.policy.steering import FixedSteering, Steering
 from tailcut.report import Report
 from tailcut.stats import OpBounds
@@ -38,7 +44,9 @@ class GridSteering:
         rank: int,
         grid: Grid,
         deadline_s: float,
-        planes: int,
+        planes: int = 0,
+        budget: float = 0.05,
+        over_budget: str = "proceed",
         straggler_share: float = 0.2,
         adaptive: bool = True,
     ) -> None:
@@ -48,7 +56,6 @@ class GridSteering:
             rank=rank,
             members=grid.row(rank),
             deadline_s=deadline_s,
-            planes=planes,
             straggler_share=straggler_share,
         )
         self._column = (
@@ -56,7 +63,6 @@ class GridSteering:
                 rank=rank,
                 members=grid.column(rank),
                 deadline_s=COLUMN_SHARE * deadline_s,
-                planes=planes,
                 straggler_share=straggler_share,
                 whose="the sum that was brought for its row by rank",
             )
@@ -64,20 +70,54 @@ class GridSteering:
             else None
         )
         self._rank = rank
+        self._over_budget = over_budget
+        self.spending = Spending(budget)
+        self._planes: PlanesPolicy = FixedPlanes(planes) if planes else AdaptivePlanes(grid.ranks, budget)
+        self._lr = LrOffer(offers=rank == 0)
 
     def terms(self, length: int) -> _native.Terms:
         """For the next op of a bucket of this many coordinates."""
-        terms = self._row.terms(length)
+        planes = self._planes.choice
+        offer = self._lr.latest
+        terms = _native.Terms(
+            self._row.native_bounds(length),
+            planes.scatter,
+            self._row.incast,
+            gather_planes=planes.gather,
+            whole=self._planes.whole,
+            skip_above=self.spending.budget if self._over_budget == "skip" else 0.0,
+            lr_scale=offer.scale if offer else 0.0,
+            lr_period=offer.period if offer else 0,
+        )
         if self._column is None:
             return terms
-        return terms.with_column(self._column.terms(self._grid.column_length(length)))
+        length = self._grid.column_length(length)
+        return terms.with_column(self._column.native_bounds(length), self._column.incast)
 
     def after(self, report: Report, now_s: float) -> Report:
         """Learn from an op that ended at ``now_s``, in the order of ending; its report with verdicts."""
         if self._column is not None:
             for column in report.column:
                 self._column.after(column, now_s)
+        self.spending.after(report)
+        self._planes.after(report, self.spending, now_s)
+        self._lr.after(report, self.spending.recent)
+        self._row.patient = self._over_budget == "wait" and self.spending.over
         return self._row.after(report, now_s)
+
+    def excess(self) -> BudgetExceeded | None:
+        """What ``wait()`` raises, if the ops have cost too much and the user wants to know so."""
+        if self._over_budget != "raise" or not self.spending.over:
+            return None
+        return BudgetExceeded(
+            f"the latest ops added ε = {self.spending.recent} to the mean gradient, and the budget is "
+            f"{self.spending.budget:.1%}: allow more (budget=), or go on regardless (over_budget='proceed')"
+        )
+
+    @property
+    def lr_scale(self) -> float:
+        """1/(1 + ε), the same on all ranks in the same op: what the learning rate may be multiplied by."""
+        return self._lr.scale
 
     @property
     def known_bounds(self) -> dict[int, OpBounds]:
@@ -100,6 +140,14 @@ class GridSteering:
             return self._row.describe()
         return f"{self._grid.rows} rows of {self._grid.row_length} ranks; {self._row.describe()}"
 
+    def describe_planes(self) -> str:
+        """What ops begin with, in words."""
+        return self._planes.describe()
+
     def take_alarms(self) -> list[str]:
         """What the user should be told now, once."""
         return self._row.take_alarms() + (self._column.take_alarms() if self._column is not None else [])
+
+    def take_news(self) -> list[str]:
+        """What was decided since the last call, and why: for one rank to say."""
+        return self._planes.take_news()

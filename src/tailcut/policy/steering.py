@@ -58,23 +58,23 @@ class Steering:
         rank: int,
         members: Sequence[int],
         deadline_s: float,
-        planes: int,
         straggler_share: float = 0.2,
         whose: str = "the contribution of rank",
     ) -> None:
         self._members = members
         self._place = members.index(rank)
-        self._planes = planes
         self._longest = fixed(deadline_s)
         self._classes: dict[int, dict[Stage, _StagePolicy]] = {}  # by the bits of a bucket's length
         self._absent_ops: dict[int, int] = {}  # by place in the members: how many in a row
         self._incast = Incast(len(members))
         self._stragglers = Stragglers(members, straggler_share, whose)
         self._alarms: list[str] = []
+        self.patient = False
+        """Set from outside: the longest bounds hold, because ops have lacked too much."""
 
-    def terms(self, length: int) -> _native.Terms:
-        """For the next op of a bucket of this many coordinates."""
-        return _native.Terms(to_native(self.bounds(length)), self._planes, self.incast)
+    def native_bounds(self, length: int) -> _native.Bounds:
+        """Of the next op of a bucket of this many coordinates."""
+        return to_native(self._longest if self.patient else self.bounds(length))
 
     @property
     def incast(self) -> int:

@@ -7,6 +7,7 @@ Owns what a training script holds on to: figures, state, the end. Nothing of DDP
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tailcut.config import Config
 from tailcut.errors import ConfigError
 from tailcut.group import Group
+from tailcut.policy.budget import EXCESS
 from tailcut.pytorch.reducer import Reducer
 from tailcut.pytorch.resync import copy_from
 from tailcut.pytorch.staging import DTYPES
@@ -37,10 +39,13 @@ def attach(
     ddp: DistributedDataParallel,
     config: Config | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    on_over_budget: Callable[[Stats], None] | None = None,
 ) -> "Attachment":
     """Average the gradients of ``ddp`` through tailcut from now on. Every rank calls it, before any step.
 
-    With ``optimizer``, ``Attachment.resync`` copies its state too.
+    With ``optimizer``, ``Attachment.resync`` copies its state too. ``on_over_budget`` is called, in another
+    thread while backward waits, when gradients have cost more than ``config.budget`` for a hundred buckets in
+    a row; what it raises, backward raises.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise ConfigError(
@@ -58,6 +63,7 @@ def attach(
         process_group.rank(),
         process_group.size(),
         config,
+        on_over_budget,
     )
     attachment = Attachment(ddp, group, optimizer)
     try:
@@ -82,6 +88,7 @@ class Attachment:
         self._optimizer = optimizer
         self._earlier: dict[str, int] = {}
         self._warned: set[str] = set()
+        self._step_error = self._step_coordinates = 0.0  # since the last should_step()
         self._names = {parameter: name for name, parameter in ddp.module.named_parameters()}
         self._reducer: Reducer | None = None
         if group is not None:
@@ -105,17 +112,40 @@ class Attachment:
         now = self._reducer.group.stats() if self._reducer else Stats()
         return now.plus(self._earlier)
 
-    def resync(self, source: int = 0) -> None:
-        """Make all replicas equal to that of rank ``source``: parameters, buffers, optimizer state.
+    @property
+    def lr_scale(self) -> float:
+        """1/(1 + ε), the same on all ranks after the same backward: multiply the learning rate by it, if you
+        like, to keep what the optimizer sees of noise as it was (docs/budget.md)."""
+        return self._reducer.group.lr_scale if self._reducer else 1.0
 
-        Every rank calls it. Reliable, through DDP's own process group: it waits for everybody.
+    def should_step(self) -> bool:
+        """Whether the gradients since the last call have kept the budget on every rank; all get one answer.
+
+        For loops that skip whole steps: ``if attachment.should_step(): optimizer.step()``. Every rank calls
+        it. Reliable, through DDP's own process group: it waits for everybody.
         """
+        if self._reducer is None:
+            return True
+        spent = self._step_error / max(1.0, self._step_coordinates)
+        self._step_error = self._step_coordinates = 0.0
+        vote = torch.tensor([spent <= EXCESS * self._reducer.group.config.budget], dtype=torch.int32)
+        torch.distributed.all_reduce(vote, torch.distributed.ReduceOp.MIN, self._model().process_group)
+        return bool(vote.item())
+
+    def _model(self) -> DistributedDataParallel:
         ddp = self._ddp() if self._ddp else None
         if ddp is None:
             raise ConfigError(
                 "this attachment has no model: it was pickled, or the model is gone; attach again"
             )
-        copy_from(source, ddp, self._optimizer)
+        return ddp
+
+    def resync(self, source: int = 0) -> None:
+        """Make all replicas equal to that of rank ``source``: parameters, buffers, optimizer state.
+
+        Every rank calls it. Reliable, through DDP's own process group: it waits for everybody.
+        """
+        copy_from(source, self._model(), self._optimizer)
         if self._reducer:
             self._reducer.group.resynced()
 
@@ -151,6 +181,8 @@ class Attachment:
 
     def _listen(self, report: Report) -> None:
         self.reports.append(report)
+        self._step_error += report.epsilon.total * report.length
+        self._step_coordinates += report.length
         if any(report.gather_lost):
             self._warn_once(
                 f"tailcut: {report}: a part of the mean did not come in time, and replicas that have it "

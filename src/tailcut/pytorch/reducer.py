@@ -21,6 +21,7 @@ import torch
 from tailcut.errors import BehindError, TailcutError
 from tailcut.group import Group, Work
 from tailcut.pytorch.staging import Passage, passage_of
+from tailcut.pytorch.startup import pass_on_news
 from tailcut.report import Report
 
 EXIT_LINGER_S = 3.0
@@ -152,6 +153,7 @@ class Reducer:
         reduction, passage, work = arrival
         try:
             report = work.wait()
+            pass_on_news(self.group)
             if report.status == "behind":
                 # Its next tensor is not the one that the others are at: leave before it is sent.
                 self.group.close(linger_s=0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from importlib import metadata
 from typing import cast
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from tailcut.config import Config, flag
 from tailcut.errors import ConfigError
 from tailcut.group import Group
+from tailcut.stats import Stats
 from tailcut.store import Store
 
 _names: Counter[str] = Counter()
@@ -33,12 +35,21 @@ def store_of(process_group: dist.ProcessGroup) -> Store:
     return cast(Store, dist.distributed_c10d._get_process_group_store(process_group))
 
 
-def open_group(store: Store, name: str, rank: int, world_size: int, config: Config) -> Group:
+def open_group(
+    store: Store,
+    name: str,
+    rank: int,
+    world_size: int,
+    config: Config,
+    on_over_budget: Callable[[Stats], None] | None = None,
+) -> Group:
     """Open the tailcut group of a process group; the calls of one name are numbered, alike on all ranks."""
     # After an elastic restart the store is the same, and so are the names of its groups.
     life = f"{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     _names[life] += 1
-    return Group(rank, world_size, store, config, name=f"{life}/{_names[life]}")
+    return Group(
+        rank, world_size, store, config, name=f"{life}/{_names[life]}", on_over_budget=on_over_budget
+    )
 
 
 def announce(group: Group, what: str) -> None:
@@ -47,6 +58,13 @@ def announce(group: Group, what: str) -> None:
     if configuration not in _announced:
         _announced.add(configuration)
         print(f"tailcut {metadata.version('tailcut')}: {what}; {configuration}", file=sys.stderr, flush=True)
+
+
+def pass_on_news(group: Group) -> None:
+    """Let rank 0 say what was decided since the last call."""
+    if group.rank == 0:
+        for news in group.take_news():
+            print(f"tailcut: {news}", file=sys.stderr, flush=True)
 
 
 def sum_up(group: Group) -> None:

@@ -1,0 +1,113 @@
+"""What the ops so far have added to the mean's error, and whether that is within the budget.
+
+Owns ε over ops: smoothed, for decisions, and in total, for the user. Decides nothing itself.
+"""
+
+from __future__ import annotations
+
+from tailcut.epsilon import Epsilon
+from tailcut.report import LR_PERIOD_OPS, LrScale, Report
+
+RECENT_OPS = 20
+"""The smoothed ε remembers about so many of the longest buckets; shorter ones weigh less."""
+
+LEAST_OPS = 20
+"""Ops before an excess is one: the first ones find rates and bounds."""
+
+EXCESS = 1.1
+"""Times the budget: what the smoothed ε may reach by chance."""
+
+PERSISTENT_OPS = 100
+"""So many ops in a row over budget are no burst: the user's hook is called."""
+
+
+class Spending:
+    """ε of one rank's ops."""
+
+    def __init__(self, budget: float) -> None:
+        self.budget = budget
+        self.recent = Epsilon()
+        """Smoothed over the latest ops."""
+        self._sums = Epsilon()  # times the bucket's length
+        self._coordinates = 0
+        self._longest = 1
+        self._ops = 0
+        self._ops_over = 0
+
+    def after(self, report: Report) -> None:
+        """Count an op that has ended."""
+        if report.status == "behind" or report.non_finite or report.length == 0:
+            return
+        epsilon, length = report.epsilon, report.length
+        self._ops += 1
+        self._coordinates += length
+        self._sums = Epsilon(
+            *(total + length * part for total, part in zip(self._sums, epsilon, strict=True))
+        )
+        self._longest = max(self._longest, length)
+        weight = max(1 / self._ops, 1 / RECENT_OPS) * length / self._longest
+        self.recent = Epsilon(
+            *((1 - weight) * old + weight * new for old, new in zip(self.recent, epsilon, strict=True))
+        )
+        self._ops_over = self._ops_over + 1 if self.over else 0
+
+    @property
+    def total(self) -> Epsilon:
+        """The mean over all ops; long buckets weigh more."""
+        return Epsilon(*(part / max(1, self._coordinates) for part in self._sums))
+
+    @property
+    def over(self) -> bool:
+        """Whether the latest ops have cost more than the budget."""
+        return self._ops >= LEAST_OPS and self.recent.total > EXCESS * self.budget
+
+    @property
+    def persistent(self) -> bool:
+        """Whether they do so again and again; once true, it is so until the excess ends."""
+        return self._ops_over >= PERSISTENT_OPS
+
+
+LR_STEP = 0.005
+"""Factors of the learning rate are rounded to this: a change is an event, not noise."""
+
+LR_AHEAD_PERIODS = 2
+"""A factor is announced so far ahead: 64 to 128 ops, in each of which every rank hears it several times."""
+
+_PERIODS = 1 << 16
+
+
+class LrOffer:
+    """The factor 1/(1 + ε) of the learning rate, which rank 0 announces ahead of the op from which it holds.
+
+    Every rank passes on what it has heard, and all of them change it at the same op.
+    """
+
+    def __init__(self, *, offers: bool) -> None:
+        self._offers = offers
+        self.scale = 1.0
+        """Of the latest op."""
+        self.latest: LrScale | None = None
+
+    def after(self, report: Report, recent: Epsilon) -> None:
+        """``recent``: ε, smoothed."""
+        if report.status == "behind":
+            return
+        period = report.seq // LR_PERIOD_OPS
+        heard = report.lr_scale
+        if heard and (self.latest is None or _later(heard.period, self.latest.period)):
+            self.latest = heard
+        if self._holds(period):
+            assert self.latest is not None
+            self.scale = self.latest.scale
+        # One at a time: the next is announced when this one holds.
+        if self._offers and report.seq % LR_PERIOD_OPS == 0 and (self.latest is None or self._holds(period)):
+            scale = round(1 / (1 + max(0.0, recent.total)) / LR_STEP) * LR_STEP
+            if abs(scale - self.scale) > LR_STEP / 2:
+                self.latest = LrScale(scale, (period + LR_AHEAD_PERIODS) % _PERIODS)
+
+    def _holds(self, period: int) -> bool:
+        return self.latest is not None and not _later(self.latest.period, period)
+
+
+def _later(period: int, than: int) -> bool:
+    return 0 < (period - than) % _PERIODS < _PERIODS // 2

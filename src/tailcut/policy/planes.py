@@ -1,0 +1,279 @@
+"""How many planes to send: what makes (time per step) × (1 + ε) least within the budget.
+
+Owns the trial in which the time of a plane is measured, and the choice. One choice serves all size classes:
+a plane takes as long a coordinate and errs as much in all of them (docs/budget.md).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from statistics import median
+from typing import NamedTuple, Protocol
+
+from tailcut.epsilon import predicted
+from tailcut.policy.budget import RECENT_OPS, Spending
+from tailcut.report import Report
+
+MOST_PLANES = 16
+
+FIRST_STEPS = 12
+"""Steps with few planes at the start, of which half are not looked at: paths find their rates."""
+
+TRIAL_STEPS = 8
+"""Steps in a row with as many planes, in which those are timed."""
+
+CLEAR, CLEAR_STEPS = 1.1, 3
+"""A trial of all planes ends when so many steps have all been so many times slower than those with few."""
+
+SETTLING_STEPS = 2
+"""Of these, the first ones are not looked at: ops of before are still in flight."""
+
+REVIEW_STEPS = 250
+"""So often the choice is reviewed: correlations between ranks change in a training."""
+
+WORTH = 0.02
+"""A review changes the choice for no less than this share of a step."""
+
+OTHER_PACE = 1.5
+"""Steps that are so many times slower or faster than when the choice was made call for a new trial, ..."""
+
+TRIAL_EVERY_STEPS = 1000
+"""... but no sooner than that after the last one."""
+
+LEAST_ROOM = 0.25
+"""The share of the budget that planes may spend, whatever the network loses: all planes would not mend it."""
+
+NEAR = 0.95
+"""Fewer planes than now must leave this much room: ε is an estimate, and the choice must not waver."""
+
+MOST_BIAS = 2.0
+"""Between ε as measured and as predicted; single ops are off by more when gradients are spikes."""
+
+TRIMMED_SHARE = 0.2
+"""Of the budget: from there on packets are made so short that a switch that trims leaves them whole."""
+
+
+class Planes(NamedTuple):
+    """Bits a coordinate in each stage."""
+
+    scatter: int
+    gather: int
+
+    def __str__(self) -> str:
+        return f"{self.scatter}/{self.gather}"
+
+
+ALL = Planes(MOST_PLANES, MOST_PLANES)
+
+
+class PlanesPolicy(Protocol):
+    """What decides the planes of a rank's ops."""
+
+    @property
+    def choice(self) -> Planes: ...
+
+    @property
+    def whole(self) -> bool:
+        """Whether packets are so short that trimming does nothing to them."""
+
+    def after(self, report: Report, spending: Spending, now_s: float) -> None: ...
+
+    def describe(self) -> str:
+        """What ops begin with, in words."""
+
+    def take_news(self) -> list[str]:
+        """What was chosen since the last call, and why."""
+
+
+class FixedPlanes:
+    """Those that the user wants, or none: raw."""
+
+    whole = False
+
+    def __init__(self, planes: int) -> None:
+        self.choice = Planes(planes, planes)
+
+    def after(self, report: Report, spending: Spending, now_s: float) -> None:
+        """Nothing is learned."""
+
+    def describe(self) -> str:
+        return f"{self.choice.scatter} planes"
+
+    def take_news(self) -> list[str]:
+        return []
+
+
+class _Clock:
+    """Times of steps, from the entries of one bucket: the longest."""
+
+    FORGET_OPS = 64
+    """Ops without that bucket, after which there is another one: DDP rebuilds its buckets."""
+
+    def __init__(self) -> None:
+        self._lead: Hashable = None
+        self._length = 0
+        self._unseen = 0
+        self._entered_s: float | None = None
+
+    @property
+    def ticks(self) -> bool:
+        """Whether there are steps at all."""
+        return self._entered_s is not None
+
+    def step_s(self, report: Report, entered_s: float) -> float | None:
+        """The time of the step that this op begins the next of; None: it is not such an op."""
+        if report.key != self._lead:
+            self._unseen += 1
+            if report.length <= self._length and self._unseen < self.FORGET_OPS:
+                return None
+            self._lead, self._length, self._entered_s = report.key, report.length, None
+        self._unseen = 0
+        before_s, self._entered_s = self._entered_s, entered_s
+        return None if before_s is None else entered_s - before_s
+
+
+class _Part(NamedTuple):
+    """Of a trial: steps in a row with the same planes."""
+
+    planes: Planes
+    steps: int
+    unseen: int
+    """At the start: paths settle, ops of before are still in flight."""
+
+
+class AdaptivePlanes:
+    """Starts with the fewest planes in the budget. Ops with a key make steps, which are timed: in a trial few
+    planes take turns with all, and what a plane costs decides. Without keys the fewest planes stay."""
+
+    def __init__(self, ranks: int, budget: float) -> None:
+        self._ranks = ranks
+        self._budget = self._room = budget
+        self._correlation = 0.0
+        self._bias = 1.0  # of ε, measured over predicted
+        self._clock = _Clock()
+        self._few = self.choice = self._fewest()
+        self.whole = False
+        self._step_s: dict[Planes, float] = {}  # by planes: what trials have found
+        self._parts = [_Part(self._few, FIRST_STEPS, FIRST_STEPS // 2), *self._turns(2)]
+        self._times_s: list[float] = []  # of the steps of the first part
+        self._latest_s: deque[float] = deque(maxlen=2 * TRIAL_STEPS)
+        self._since = 0  # steps since the last trial
+        self._usual_s = 0.0
+        self._news: list[str] = []
+
+    def after(self, report: Report, spending: Spending, now_s: float) -> None:
+        """Learn from an op that ended at ``now_s``."""
+        if report.status == "behind" or report.non_finite or not report.planes:
+            return
+        self._learn(report, spending)
+        if spending.recent.trimmed > TRIMMED_SHARE * self._budget and not self.whole:
+            self.whole = True
+            self._news.append(
+                "packets are trimmed: from now on they are so short that this does nothing to them"
+            )
+        step_s = self._clock.step_s(report, now_s - report.elapsed_s) if report.key is not None else None
+        if step_s is not None:
+            self._after_step(step_s)
+        if spending.over and not self._in_trial and self._error(self.choice) > self._room:
+            self._choose(self._best(), "ε was over the budget")
+
+    def describe(self) -> str:
+        return (
+            f"{self.choice.scatter} planes for contributions and {self.choice.gather} for means, the fewest "
+            f"in a budget of {self._budget:.1%}, then as many as make steps shortest"
+        )
+
+    def take_news(self) -> list[str]:
+        news, self._news = self._news, []
+        return news
+
+    @property
+    def _in_trial(self) -> bool:
+        return bool(self._parts) and self._clock.ticks
+
+    def _learn(self, report: Report, spending: Spending) -> None:
+        weight = 1 / RECENT_OPS
+        self._correlation += weight * (report.correlation - self._correlation)
+        expected = predicted(self._ranks, report.correlation, report.planes, report.gather_planes)
+        bias = min(MOST_BIAS, max(1 / MOST_BIAS, report.epsilon.quantized / expected))
+        self._bias += weight * (bias - self._bias)
+        recent = spending.recent
+        self._room = max(LEAST_ROOM * self._budget, self._budget - recent.lost - recent.trimmed)
+
+    def _after_step(self, step_s: float) -> None:
+        self._latest_s.append(step_s)
+        if self._parts:
+            self._after_trial_step(step_s)
+            return
+        self._since += 1
+        usual_s = median(self._latest_s)
+        if self._since == self._latest_s.maxlen:
+            self._usual_s = usual_s
+        if self._since % REVIEW_STEPS == 0:
+            self._review()
+        if self._since >= TRIAL_EVERY_STEPS and not 1 / OTHER_PACE < usual_s / self._usual_s < OTHER_PACE:
+            self._parts = self._turns(1)
+            self.choice = self._parts[0].planes
+
+    def _after_trial_step(self, step_s: float) -> None:
+        part = self._parts[0]
+        self._times_s.append(step_s)
+        timed_s = self._times_s[part.unseen :]
+        few_s = self._step_s.get(self._few, float("inf"))
+        clear = len(timed_s) >= CLEAR_STEPS and part.planes == ALL and min(timed_s) > CLEAR * few_s
+        if len(self._times_s) < part.steps and not clear:
+            return
+        self._step_s[part.planes] = min(median(timed_s), self._step_s.get(part.planes, float("inf")))
+        self._parts, self._times_s = [] if clear else self._parts[1:], []
+        if self._parts:
+            self.choice = self._parts[0].planes
+            return
+        self._since = 0
+        self._choose(self._best(), "")
+
+    def _turns(self, rounds: int) -> list[_Part]:
+        return [
+            _Part(planes, TRIAL_STEPS, SETTLING_STEPS) for _ in range(rounds) for planes in (ALL, self._few)
+        ]
+
+    def _review(self) -> None:
+        best = self._best()
+        if self._cost_s(best) < (1 - WORTH) * self._cost_s(self.choice):
+            self._choose(best, "correlations between ranks have changed")
+
+    def _choose(self, planes: Planes, why: str) -> None:
+        if planes == self.choice and why:
+            return
+        self.choice = planes
+        if {self._few, ALL} <= self._step_s.keys():
+            few_ms, all_ms = 1e3 * self._step_s[self._few], 1e3 * self._step_s[ALL]
+            why = why or f"a step takes {few_ms:.3g} ms with {self._few} planes, {all_ms:.3g} ms with {ALL}"
+        self._news.append(
+            f"{planes.scatter} planes for contributions and {planes.gather} for means, ε about "
+            f"{self._error(planes):.1%} of a budget of {self._budget:.1%}" + (f": {why}" if why else "")
+        )
+
+    def _best(self) -> Planes:
+        """Within the budget; fewer planes than now only if they are well within."""
+        return min(self._affordable(), key=lambda planes: (self._cost_s(planes), self._error(planes)))
+
+    def _fewest(self) -> Planes:
+        return min(self._affordable(), key=lambda planes: (sum(planes), self._error(planes)))
+
+    def _affordable(self) -> list[Planes]:
+        now = sum(getattr(self, "choice", ALL))
+        pairs = [Planes(s, g) for s in range(1, MOST_PLANES + 1) for g in range(1, MOST_PLANES + 1)]
+        return [p for p in pairs if self._error(p) <= self._room * (NEAR if sum(p) < now else 1)] or [ALL]
+
+    def _error(self, planes: Planes) -> float:
+        return self._bias * predicted(self._ranks, self._correlation, *planes)
+
+    def _cost_s(self, planes: Planes) -> float:
+        """(time per step) × (1 + ε), with a time that grows by as much with every plane; in planes, if what
+        one costs is not known."""
+        if not {self._few, ALL} <= self._step_s.keys():
+            return float(sum(planes))
+        few_s, all_s = self._step_s[self._few], self._step_s[ALL]
+        plane_s = max(0.0, all_s - few_s) / (sum(ALL) - sum(self._few))
+        return (few_s + plane_s * (sum(planes) - sum(self._few))) * (1 + self._error(planes))
