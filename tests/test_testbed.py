@@ -24,7 +24,7 @@ import pytest
 
 from tailcut.testbed import Scenario, character, faults, launch, record
 from tailcut.testbed import Testbed as Bed  # by its own name pytest takes it for a test
-from tailcut.testbed.scenario import BurstyLoss, Freeze, Kill, LinkDown, Port, Switch, Tail, Wan
+from tailcut.testbed.scenario import Bursts, BurstyLoss, Freeze, Kill, LinkDown, Port, Switch, Tail, Wan
 from tailcut.testbed.testbed import SwitchKind
 from tests.netns import inside
 
@@ -308,6 +308,17 @@ def test_bursts_load_the_link_and_not_the_host():
         while not all(c.packets >= 200 for c in testbed.counters()):
             pass
         assert all(ip_packets_received(testbed, host) < 20 for host in (0, 1))  # queries of the bridge
+
+
+def test_a_burst_comes_at_once_and_all_of_it_waits_in_the_port():
+    bursts = Bursts(burst_bytes=500_000, gap_min_s=0.3, gap_mean_s=0.01)
+    burst_bytes = bursts.frames_bytes(1500)
+    with Bed.up(replace(scenario(rate_mbit_s=2), bursts=bursts)) as testbed:
+        testbed.begin_background()
+        for port in (0, 1):
+            settled(testbed, port, burst_bytes // 1514)
+        assert all(port.max_backlog_bytes > 0.8 * burst_bytes for port in testbed.counters())
+        assert all(port.dropped == 0 for port in testbed.counters())
 
 
 def test_the_character_is_measured_for_every_port():
