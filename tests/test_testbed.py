@@ -335,6 +335,25 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def test_faults_that_end_early_are_undone_and_can_begin_anew():
+    description = replace(
+        scenario(),
+        freezes=(Freeze(host=0, at_s=0, for_s=3600),),
+        link_downs=(LinkDown(host=0, at_s=0, for_s=3600),),
+    )
+    told: queue.SimpleQueue[faults.Event] = queue.SimpleQueue()
+    with pair(description) as (testbed, receiver, sender):
+        frozen = testbed.spawn(0, ["sleep", "3600"])
+        for number in (b"1", b"2"):
+            testbed.begin_faults(told.put)
+            assert {told.get(timeout=LIMIT_S).action for _ in range(2)} == {"freeze", "link down"}
+            testbed.end_faults()
+            while state(frozen.pid) == "T":
+                pass
+            send(testbed, sender, [number])
+            assert received(receiver, 1)[0].payload == number
+
+
 def test_faults_stop_and_kill_processes_and_darken_links():
     description = replace(
         scenario(),

@@ -112,8 +112,17 @@ class Testbed:
         return process
 
     def begin_faults(self, tell: Callable[[Event], None] = lambda event: None) -> None:
-        """Start the scenario's clock: freezes, kills and links that go down act on what was spawned."""
+        """Start the scenario's clock: freezes, kills and links that go down act on what was spawned.
+
+        Called again, it begins anew.
+        """
+        self.end_faults()
         self._faults = FaultPlayer(schedule(self.scenario), self.record.switch, self._processes, tell)
+
+    def end_faults(self) -> None:
+        """Stop the scenario's clock; what is frozen or dark comes back."""
+        if self._faults:
+            self._faults.close()
 
     def begin_background(self) -> None:
         """Start the scenario's background traffic, if it has any, once; it goes on until the end."""
@@ -189,8 +198,7 @@ class Testbed:
 
     def _stop(self) -> None:
         """End the processes, so that whoever holds one learns how it ended, and let go of the rest."""
-        if self._faults:
-            self._faults.close()
+        self.end_faults()
         processes = [*self._agents, *chain.from_iterable(self._processes.values())]
         for process in processes:
             process.kill()
