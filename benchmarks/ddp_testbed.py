@@ -45,6 +45,7 @@ LIMIT_S = 90.0
 GRACE_S = 5.0
 """From the end of a rank that failed to that of the others."""
 LOOK_S = 0.02
+REASON_CHARACTERS = 200
 CONGESTION_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
 CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
@@ -167,7 +168,7 @@ def failure(processes: list[Process], place: Place, directory: Path) -> str | No
         if process.poll() and rank not in place.killed:
             said = log_of(rank, directory).read_text(errors="replace").splitlines()
             reason = next((line for line in reversed(said) if "Error" in line), "it gives no reason")
-            return f"rank {rank} ended with {process.returncode}: {reason}"
+            return f"rank {rank} ended with {process.returncode}: {reason[:REASON_CHARACTERS]}"
     return None
 
 
@@ -217,6 +218,8 @@ def data_directory(given: str | None) -> str | None:
 
 def scenario_of(options: argparse.Namespace) -> Scenario:
     scenario = load_scenario(options.scenario, **given(hosts=options.hosts))
+    if any(kill.host == 0 for kill in scenario.kills):
+        raise ConfigError(f"{scenario.name} kills host 0, which says when all stop: kill another")
     port = replace(scenario.port, **given(rate_mbit_s=options.rate_mbit, mtu_bytes=options.mtu))
     return replace(scenario, port=port)
 

@@ -4,8 +4,7 @@
 
 Writes RANK.json beside the order. Knows nothing of testbeds, and of other sides.
 """
-
-from __future__ import annotations
+# No postponed annotations: DDP compares those of its hook with the classes.
 
 import dataclasses
 import gzip
@@ -90,6 +89,14 @@ def cnn() -> nn.Module:
     )
 
 
+def bf16_hook(process_group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP knows torch's own by its name and wants CUDA for it; Gloo can do it, too."""
+    return default_hooks.bf16_compress_hook(process_group, bucket)
+
+
+HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": bf16_hook}
+
+
 def distributed(kind: str, config: dict[str, Any]) -> tuple[DistributedDataParallel, Any]:
     """The model of a side, and tailcut's attachment if it has one."""
     if kind == "powersgd":
@@ -103,8 +110,8 @@ def distributed(kind: str, config: dict[str, Any]) -> tuple[DistributedDataParal
     ddp = DistributedDataParallel(cnn())
     if kind == "tailcut":
         return ddp, tailcut.attach(ddp, tailcut.Config(**config))
-    if kind != "gloo":
-        ddp.register_comm_hook(None, getattr(default_hooks, f"{kind}_compress_hook"))
+    if kind in HOOKS:
+        ddp.register_comm_hook(None, HOOKS[kind])
     return ddp, None
 
 
