@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from ipaddress import ip_interface
 from pathlib import Path
 from typing import Any
 
@@ -243,11 +244,13 @@ def place_of(options: argparse.Namespace) -> Iterator[tuple[Place, int, str]]:
     scenario = scenario_of(options)
     become_root_of_a_namespace()
     with Testbed.up(scenario) as testbed:
-        for host in testbed.hosts:
-            inside = ("netns", "exec", host.namespace)
-            if options.tcp:
-                system.run("ip", *inside, "tee", CONGESTION_CONTROL, stdin=options.tcp)
-            tcp = system.run("ip", *inside, "cat", CONGESTION_CONTROL).strip()
+        inside = ("netns", "exec", testbed.hosts[0].namespace)
+        tcp = options.tcp or system.run("ip", *inside, "cat", CONGESTION_CONTROL).strip()
+        for host in testbed.hosts if options.tcp else ():
+            # By route: as a sysctl of a namespace only what the whole machine allows to everybody can be set.
+            network = ip_interface(f"{host.address}/24").network
+            route = ("route", "change", str(network), "dev", "eth0", "congctl", options.tcp)
+            system.run("ip", "-n", host.namespace, *route)
         testbed.begin_background()
         yield testbed, len(testbed.hosts), f"{testbed.summary()}; TCP: {tcp}"
 
@@ -262,6 +265,8 @@ def measure(options: argparse.Namespace) -> None:
         for side in sides[places:] + sides[:places]
     ]
     cells: list[Cell] = []
+    if options.json:
+        options.json.touch()  # or a mistake in its name would show after the first cell
     with place_of(options) as (place, ranks, what):
         tell(f"{what}; batch {options.batch} per rank; {data or 'digits'}\n")
         start_s = time.monotonic()
@@ -317,7 +322,7 @@ def tell(text: str) -> None:
 def main() -> None:
     try:
         measure(parse_options())
-    except TailcutError as error:
+    except (TailcutError, OSError) as error:
         raise SystemExit(f"ddp_testbed: {error}") from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
