@@ -172,7 +172,7 @@ def test_sizes_have_units():
     ("arguments", "complaint"),
     [
         (["run", "clean"], "no command to run: tailcut testbed run SCENARIO -- COMMAND"),
-        (["run", "clear", "--", "true"], "there is no scenario 'clear'; there are clean, cross-dc,"),
+        (["run", "clear", "--", "true"], "there is no scenario 'clear'; there are bursts, clean,"),
         (["run", "/no/such.toml", "--", "true"], "cannot read the scenario /no/such.toml: No such file"),
         (
             ["run", "clean", "--hosts", "1", "--", "true"],

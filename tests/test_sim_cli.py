@@ -78,6 +78,19 @@ def test_bursts_are_sized_for_the_op_whatever_the_rate() -> None:
         assert conditions.network.queue_bytes > 2 * bursts.volume_bytes
 
 
+def test_bursts_given_in_bytes_are_those_of_the_testbed() -> None:
+    scenario = load_scenario("bursts")
+    for faster in (1, 10):
+        network = conditions_of(
+            scenario, ranks=8, size_bytes=8_000_000, ops=10, rate_bytes_per_s=faster * 25e6
+        ).network
+        bursts = network.bursts
+        assert bursts is not None
+        assert bursts.volume_bytes == 13_587 * 1514
+        assert (bursts.gap_min_s, bursts.gap_mean_s) == (4.0 / faster, 10.0 / faster)
+        assert network.queue_bytes == 24_000_000
+
+
 def test_with_a_faster_network_faults_come_sooner_and_last_less() -> None:
     slow, fast = (
         conditions_of(load_scenario("straggler"), ranks=4, size_bytes=1 << 20, ops=20, rate_bytes_per_s=rate)

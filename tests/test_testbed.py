@@ -24,7 +24,7 @@ import pytest
 
 from tailcut.testbed import Scenario, character, faults, launch, record
 from tailcut.testbed import Testbed as Bed  # by its own name pytest takes it for a test
-from tailcut.testbed.scenario import BurstyLoss, Freeze, Kill, LinkDown, Port, Switch, Tail, Wan
+from tailcut.testbed.scenario import Bursts, BurstyLoss, Freeze, Kill, LinkDown, Port, Switch, Tail, Wan
 from tailcut.testbed.testbed import SwitchKind
 from tests.netns import inside
 
@@ -310,6 +310,17 @@ def test_bursts_load_the_link_and_not_the_host():
         assert all(ip_packets_received(testbed, host) < 20 for host in (0, 1))  # queries of the bridge
 
 
+def test_a_burst_comes_at_once_and_all_of_it_waits_in_the_port():
+    bursts = Bursts(burst_bytes=500_000, gap_min_s=0.3, gap_mean_s=0.01)
+    burst_bytes = bursts.frames_bytes(1500)
+    with Bed.up(replace(scenario(rate_mbit_s=2), bursts=bursts)) as testbed:
+        testbed.begin_background()
+        for port in (0, 1):
+            settled(testbed, port, burst_bytes // 1514)
+        assert all(port.max_backlog_bytes > 0.8 * burst_bytes for port in testbed.counters())
+        assert all(port.dropped == 0 for port in testbed.counters())
+
+
 def test_the_character_is_measured_for_every_port():
     tail = Tail(ratio=3, message_bytes=20_000)
     with Bed.up(replace(scenario(), tail=tail)) as testbed:
@@ -322,6 +333,25 @@ def test_the_character_is_measured_for_every_port():
 
 def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_faults_that_end_early_are_undone_and_can_begin_anew():
+    description = replace(
+        scenario(),
+        freezes=(Freeze(host=0, at_s=0, for_s=3600),),
+        link_downs=(LinkDown(host=0, at_s=0, for_s=3600),),
+    )
+    told: queue.SimpleQueue[faults.Event] = queue.SimpleQueue()
+    with pair(description) as (testbed, receiver, sender):
+        frozen = testbed.spawn(0, ["sleep", "3600"])
+        for number in (b"1", b"2"):
+            testbed.begin_faults(told.put)
+            assert {told.get(timeout=LIMIT_S).action for _ in range(2)} == {"freeze", "link down"}
+            testbed.end_faults()
+            while state(frozen.pid) == "T":
+                pass
+            send(testbed, sender, [number])
+            assert received(receiver, 1)[0].payload == number
 
 
 def test_faults_stop_and_kill_processes_and_darken_links():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import random
 import struct
 from dataclasses import replace
@@ -24,13 +25,16 @@ from tailcut.testbed import (
 )
 from tailcut.testbed.counters import PortCounters
 from tailcut.testbed.display import Screen
-from tailcut.testbed.scenario import BurstyLoss, Freeze, Kill, LinkDown, Switch
+from tailcut.testbed.scenario import Bursts, BurstyLoss, Freeze, Kill, LinkDown, Switch
 from tailcut.testbed.topology import SwitchPort, site, switch_ports
 from tailcut.testbed.virtual_queue import VirtualQueue, cut, is_traffic, is_trimmable
+
+SOME_BURSTS = "[bursts]\ngap_min_s = 1\ngap_mean_s = 1\n"
 
 
 def test_the_scenarios_of_the_design_are_shipped_and_valid():
     names = [
+        "bursts",
         "clean",
         "cross-dc",
         "dead-rank",
@@ -46,8 +50,18 @@ def test_the_scenarios_of_the_design_are_shipped_and_valid():
         shipped = load_scenario(name)
         assert shipped.name == name
         assert shipped.description
-    assert load_scenario("tail-3").tail.burst_bytes == 2_000_000
-    assert load_scenario("tail-1.5").tail.burst_bytes == 500_000
+
+
+def test_a_tail_and_a_table_of_bursts_are_the_same_kind_of_traffic():
+    assert load_scenario("tail-3").background == Bursts(burst_bytes=2_000_000, gap_min_s=0.4, gap_mean_s=0.6)
+    assert load_scenario("tail-1.5").background.burst_bytes == 500_000
+    assert load_scenario("clean").background is None
+    shipped = load_scenario("bursts")
+    assert shipped.background == shipped.bursts
+    assert shipped.bursts.gap_min_s + shipped.bursts.gap_mean_s == 14
+    frames_bytes = shipped.bursts.frames_bytes(shipped.port.mtu_bytes)
+    assert frames_bytes == math.ceil(20_000_000 / 1472) * 1514
+    assert 8e-6 * frames_bytes / shipped.port.rate_mbit_s == pytest.approx(0.8, rel=0.05)
 
 
 def test_a_file_and_overrides(tmp_path):
@@ -80,6 +94,11 @@ def test_a_file_and_overrides(tmp_path):
         ("[switch]\nbursty_loss = {enter_frac = 0.1}", "'leave_frac' missing"),
         ("[tail]\nratio = 0.5", "ratio = 0.5 must be above 1"),
         ("[tail]\nratio = 2\n[wan]", "tail and wan exclude each other"),
+        ("[bursts]\nburst_bytes = 1000\ngap_min_s = 1", "'gap_mean_s' missing"),
+        (f"{SOME_BURSTS}burst_bytes = 0", "burst_bytes = 0 must be above 0"),
+        (f"{SOME_BURSTS}burst_bytes = 8_000_000", "a burst is 8228590 bytes .* raise that"),
+        (f"{SOME_BURSTS}burst_bytes = 1000\n[wan]", "bursts and wan exclude each other"),
+        (f"{SOME_BURSTS}burst_bytes = 1000\n[tail]\nratio = 2", "bursts and tail exclude each other"),
         ("[[kills]]\nhost = 4\nat_s = 1", "names host 4; the hosts are 0 to 3"),
         ("[[freezes]]\nhost = 0\nat_s = -1\nfor_s = 1", "must not be negative"),
     ],

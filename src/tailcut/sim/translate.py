@@ -2,7 +2,7 @@
 
 What is scaled, and why: with a rate of ``k`` times the scenario's, everything that happens in time happens
 ``k`` times sooner. Bursts of a tail are sized for the op, so that P99/P50 of a lone message of as many bytes
-is the ratio.
+is the ratio; bursts that a scenario gives in bytes stay as they are.
 """
 
 from __future__ import annotations
@@ -68,6 +68,13 @@ def conditions_of(
             volume_bytes=round((tail.ratio - 1) * port_bytes),
             gap_min_s=tail.gap_min_s * rarer * larger / faster,
             gap_mean_s=tail.gap_mean_s * rarer * larger / faster,
+            packet_bytes=mtu + 14,
+        )
+    elif blocks := scenario.bursts:
+        bursts = Bursts(
+            volume_bytes=blocks.frames_bytes(mtu),
+            gap_min_s=blocks.gap_min_s / faster,
+            gap_mean_s=blocks.gap_mean_s / faster,
             packet_bytes=mtu + 14,
         )
     network = Network(

@@ -24,6 +24,7 @@ _SIGNALS: dict[Action, signal.Signals] = {
     "kill": signal.SIGKILL,
 }
 _LINKS: dict[Action, str] = {"link down": "down", "link up": "up"}
+_UNDONE_BY: dict[Action, Action] = {"freeze": "release", "link down": "link up"}
 
 
 @dataclass(frozen=True, order=True)
@@ -75,13 +76,17 @@ class FaultPlayer:
         self._switch = switch_namespace
         self._processes = processes
         self._tell = tell
+        self._to_undo: set[tuple[int, Action]] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._play, name="faults", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
+        """Stop; what is frozen goes on, and links that are dark come back."""
         self._closing.set()
         self._thread.join()
+        for host, action in tuple(self._to_undo):
+            self._do(Event(0.0, host, action))
 
     def _play(self) -> None:
         start_s = time.monotonic()
@@ -92,6 +97,9 @@ class FaultPlayer:
             self._tell(event)
 
     def _do(self, event: Event) -> None:
+        self._to_undo.discard((event.host, event.action))
+        if undo := _UNDONE_BY.get(event.action):
+            self._to_undo.add((event.host, undo))
         if event.action in _LINKS:
             system.run(
                 *("ip", "-n", self._switch, "link", "set"),

@@ -5,6 +5,7 @@ Frozen and checked once. Knows nothing of namespaces, of files or of time.
 
 from __future__ import annotations
 
+import math
 import types
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -12,7 +13,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from tailcut.errors import ConfigError
 
 ANY = "any"
-HEADERS_BYTES = 14 + 20 + 8
+ETHERNET_BYTES = 14
+HEADERS_BYTES = ETHERNET_BYTES + 20 + 8
 MAX_TRIM_FRAME_BYTES = 1024
 """trim.bpf.c sums no longer payloads."""
 
@@ -155,6 +157,30 @@ class Switch(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bursts(_Checked):
+    """Other people's traffic into every port: each burst comes at once, and what is behind it waits."""
+
+    burst_bytes: int
+    """Payload of one burst. At 200 Mbit/s and MTU 1500, 1 MB blocks a port for 41 ms."""
+    gap_min_s: float
+    """From a burst to the next one to the same port; longer than a burst takes, lest they overlap."""
+    gap_mean_s: float
+    """Exponential, on top of ``gap_min_s``."""
+
+    def _check(self) -> None:
+        self._positive("burst_bytes", "gap_min_s", "gap_mean_s")
+
+    def frames_bytes(self, mtu_bytes: int) -> int:
+        """What a burst is on the wire, where all its packets are full."""
+        return math.ceil(self.burst_bytes / burst_payload_bytes(mtu_bytes)) * (mtu_bytes + ETHERNET_BYTES)
+
+
+def burst_payload_bytes(mtu_bytes: int) -> int:
+    """Of one packet of a burst."""
+    return mtu_bytes + ETHERNET_BYTES - HEADERS_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tail(_Checked):
     """Bursts of other people's traffic into every port, so that P99/P50 of a message's time is ``ratio``."""
 
@@ -172,8 +198,12 @@ class Tail(_Checked):
             raise ConfigError(f"ratio = {self.ratio} must be above 1 and at most 20")
 
     @property
-    def burst_bytes(self) -> int:
-        return round((self.ratio - 1) * self.message_bytes)
+    def bursts(self) -> Bursts:
+        return Bursts(
+            burst_bytes=round((self.ratio - 1) * self.message_bytes),
+            gap_min_s=self.gap_min_s,
+            gap_mean_s=self.gap_mean_s,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +272,7 @@ class Scenario(_Checked):
     """Where everything random derives from."""
     port: Port = field(default_factory=Port)
     switch: Switch = field(default_factory=Switch)
+    bursts: Bursts | None = None
     tail: Tail | None = None
     wan: Wan | None = None
     freezes: tuple[Freeze, ...] = ()
@@ -251,13 +282,26 @@ class Scenario(_Checked):
     def _check(self) -> None:
         if not 2 <= self.hosts <= 64:
             raise ConfigError(f"hosts = {self.hosts} must be between 2 and 64")
-        if self.tail and self.wan:
-            raise ConfigError("tail and wan exclude each other: bursts come from the first site only")
+        if self.bursts and self.tail:
+            raise ConfigError("bursts and tail exclude each other: a tail is made of bursts of its own")
+        if self.background and self.wan:
+            name = "tail" if self.tail else "bursts"
+            raise ConfigError(f"{name} and wan exclude each other: bursts come from the first site only")
+        if self.bursts and (needed := self.bursts.frames_bytes(self.port.mtu_bytes)) > self.port.queue_bytes:
+            raise ConfigError(
+                f"a burst is {needed} bytes on the wire, and a port holds queue_bytes = "
+                f"{self.port.queue_bytes}: raise that, or the rest of the burst is dropped"
+            )
         for fault in self.faults:
             if not 0 <= fault.host < self.hosts:
                 raise ConfigError(f"a fault names host {fault.host}; the hosts are 0 to {self.hosts - 1}")
             if fault.at_s < 0:
                 raise ConfigError(f"a fault has at_s = {fault.at_s}, which must not be negative")
+
+    @property
+    def background(self) -> Bursts | None:
+        """Other people's traffic, whichever table asks for it."""
+        return self.tail.bursts if self.tail else self.bursts
 
     @property
     def faults(self) -> tuple[Fault, ...]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from tailcut.errors import ConfigError
 from tailcut.testbed.scenario import (
+    Bursts,
     BurstyLoss,
     Freeze,
     Kill,
@@ -24,7 +25,7 @@ from tailcut.testbed.scenario import (
 
 T = TypeVar("T")
 
-_TABLES: dict[str, type] = {"port": Port, "switch": Switch, "tail": Tail, "wan": Wan}
+_TABLES: dict[str, type] = {"port": Port, "switch": Switch, "bursts": Bursts, "tail": Tail, "wan": Wan}
 _LISTS: dict[str, type] = {"freezes": Freeze, "kills": Kill, "link_downs": LinkDown}
 _SHIPPED = resources.files("tailcut.testbed") / "scenarios"
 

@@ -20,7 +20,7 @@ from tailcut.testbed.counters import PortCounters, RunningSwitch
 from tailcut.testbed.faults import Event, FaultPlayer, schedule
 from tailcut.testbed.privilege import require_networks
 from tailcut.testbed.record import MARK, Record, remove_leftovers
-from tailcut.testbed.scenario import Scenario
+from tailcut.testbed.scenario import Scenario, burst_payload_bytes
 from tailcut.testbed.switch_bpf import BpfSwitch
 from tailcut.testbed.switch_user import UserSwitch
 
@@ -112,20 +112,27 @@ class Testbed:
         return process
 
     def begin_faults(self, tell: Callable[[Event], None] = lambda event: None) -> None:
-        """Start the scenario's clock: freezes, kills and links that go down act on what was spawned."""
+        """Start the scenario's clock: freezes, kills and links that go down act on what was spawned.
+
+        Called again, it begins anew.
+        """
+        self.end_faults()
         self._faults = FaultPlayer(schedule(self.scenario), self.record.switch, self._processes, tell)
+
+    def end_faults(self) -> None:
+        """Stop the scenario's clock; what is frozen or dark comes back."""
+        if self._faults:
+            self._faults.close()
 
     def begin_background(self) -> None:
         """Start the scenario's background traffic, if it has any, once; it goes on until the end."""
-        tail = self.scenario.tail
-        if tail and self._background is None:
+        bursts = self.scenario.background
+        if bursts and self._background is None:
             order = {
                 "addresses": [topology.shadow_address(host.rank) for host in self.hosts],
-                "payload_bytes": self.scenario.port.mtu_bytes - 28,
-                "burst_bytes": tail.burst_bytes,
-                "gap_min_s": tail.gap_min_s,
-                "gap_mean_s": tail.gap_mean_s,
+                "payload_bytes": burst_payload_bytes(self.scenario.port.mtu_bytes),
                 "seed": self.scenario.seed,
+                **asdict(bursts),
             }
             self._background = self.spawn_agent(self.record.background, "bursts", json.dumps(order))
 
@@ -191,8 +198,7 @@ class Testbed:
 
     def _stop(self) -> None:
         """End the processes, so that whoever holds one learns how it ended, and let go of the rest."""
-        if self._faults:
-            self._faults.close()
+        self.end_faults()
         processes = [*self._agents, *chain.from_iterable(self._processes.values())]
         for process in processes:
             process.kill()

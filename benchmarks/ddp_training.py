@@ -1,0 +1,212 @@
+"""One rank of ddp_testbed.py: a CNN under DDP whose gradients go the way that the order says.
+
+    RANK=0 WORLD_SIZE=4 MASTER_ADDR=... MASTER_PORT=... python benchmarks/ddp_training.py ORDER.json
+
+Writes RANK.json beside the order. Knows nothing of testbeds, and of other sides.
+"""
+# No postponed annotations: DDP compares those of its hook with the classes.
+
+import dataclasses
+import gzip
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import tailcut
+
+WARMUP_STEPS = 10
+"""Not timed. They cover the rebuild of DDP's buckets and the first steps of PowerSGD."""
+STOP_AHEAD_STEPS = 5
+"""How long before the last step rank 0 says which one it is: all must know when they get there."""
+STORE_LIMIT = timedelta(hours=1)
+POWERSGD_RANK = 4
+ONE_BUCKET_MB = 1000
+EVALUATED_IMAGES = 500
+EVALUATION_BATCH = 50
+"""Larger ones take longer per image: their activations leave the caches."""
+LEARNING_RATE, MOMENTUM = 0.05, 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Of 28 x 28 pixels, 0 to 255, and their classes."""
+
+    pixels: torch.Tensor
+    labels: torch.Tensor
+
+    def __getitem__(self, places: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.pixels[places].float().div(127.5).sub(1.0).unsqueeze(1), self.labels[places]
+
+
+def read_images(directory: str | None) -> tuple[Images, Images]:
+    """To train with, and to test with."""
+    if directory is None:
+        return read_digits()
+    return read_idx(Path(directory), "train"), read_idx(Path(directory), "t10k")
+
+
+def read_idx(directory: Path, part: str) -> Images:
+    """MNIST's files: images follow a header of 16 bytes, labels one of 8."""
+    pixels = gzip.decompress((directory / f"{part}-images-idx3-ubyte.gz").read_bytes())
+    labels = gzip.decompress((directory / f"{part}-labels-idx1-ubyte.gz").read_bytes())
+    return Images(
+        torch.tensor(np.frombuffer(pixels, np.uint8, offset=16)).reshape(-1, 28, 28),
+        torch.tensor(np.frombuffer(labels, np.uint8, offset=8)).long(),
+    )
+
+
+def read_digits() -> tuple[Images, Images]:
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    small = torch.tensor(pixels[order], dtype=torch.float32).reshape(-1, 1, 8, 8) * (255 / 16)
+    large = nn.functional.interpolate(small, (28, 28), mode="bilinear").squeeze(1)
+    classes = torch.tensor(labels[order])
+    return Images(large[:1437], classes[:1437]), Images(large[1437:], classes[1437:])
+
+
+def cnn() -> nn.Module:
+    """1.59 million parameters: 6.4 MB of gradients."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(3136, 500), nn.ReLU(), nn.Linear(500, 10)),
+    )
+
+
+def bf16_hook(process_group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP knows torch's own by its name and wants CUDA for it; Gloo can do it, too."""
+    return default_hooks.bf16_compress_hook(process_group, bucket)
+
+
+HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": bf16_hook}
+
+
+def distributed(kind: str, config: dict[str, Any]) -> tuple[DistributedDataParallel, Any]:
+    """The model of a side, and tailcut's attachment if it has one."""
+    if kind == "powersgd":
+        # Its collectives follow each other in callbacks: with several buckets their order differs by rank.
+        ddp = DistributedDataParallel(cnn(), bucket_cap_mb=ONE_BUCKET_MB)
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=2
+        )
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return ddp, None
+    ddp = DistributedDataParallel(cnn())
+    if kind == "tailcut":
+        return ddp, tailcut.attach(ddp, tailcut.Config(**config))
+    if kind in HOOKS:
+        ddp.register_comm_hook(None, HOOKS[kind])
+    return ddp, None
+
+
+class LastStep:
+    """Rank 0 decides it; the others hear of it in a thread of their own: no step waits for it."""
+
+    def __init__(self, rank: int, store: TCPStore) -> None:
+        self.number: int | None = None
+        self._store = store
+        if rank != 0:
+            threading.Thread(target=self._listen, daemon=True).start()
+
+    def decide(self, number: int) -> None:
+        self.number = number
+        self._store.set("last step", str(number))
+
+    def _listen(self) -> None:
+        # A connection of its own: one that waits for a key does nothing else.
+        own = TCPStore(self._store.host, self._store.port, timeout=STORE_LIMIT)
+        self.number = int(own.get("last step"))
+
+
+@torch.inference_mode()
+def accuracy(model: nn.Module, images: Images) -> float:
+    right = 0
+    for start in range(0, len(images.labels), EVALUATION_BATCH):
+        pixels, labels = images[slice(start, start + EVALUATION_BATCH)]
+        right += int((model(pixels).argmax(1) == labels).sum())
+    return right / len(images.labels)
+
+
+def train(order: dict[str, Any], store: TCPStore, begun: Path) -> dict[str, Any]:
+    rank = dist.get_rank()
+    training, test = read_images(order["data"])
+    sample = Images(test.pixels[:EVALUATED_IMAGES], test.labels[:EVALUATED_IMAGES])
+    torch.manual_seed(order["seed"])
+    ddp, attachment = distributed(order["kind"], order["config"])
+    optimizer = torch.optim.SGD(ddp.parameters(), LEARNING_RATE, MOMENTUM)
+    chance = torch.Generator().manual_seed(1000 * order["seed"] + rank)
+
+    def step() -> None:
+        pixels, labels = training[torch.randint(len(training.labels), (order["batch"],), generator=chance)]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(ddp(pixels), labels).backward()
+        optimizer.step()
+
+    for _ in range(WARMUP_STEPS):
+        step()
+    last = LastStep(rank, store)
+    dist.barrier()
+    if rank == 0:
+        begun.touch()
+    times_s: list[float] = []
+    evaluations: list[tuple[int, float, float]] = []
+    start_s = time.perf_counter()
+    for number in itertools.count(1):
+        before_s = time.perf_counter()
+        step()
+        after_s = time.perf_counter()
+        times_s.append(after_s - before_s)
+        if rank == 0:
+            if number % order["eval_every"] == 0:
+                evaluations.append((number, after_s - start_s, accuracy(ddp.module, sample)))
+            elapsed_s = time.perf_counter() - start_s
+            if last.number is None and elapsed_s * (1 + STOP_AHEAD_STEPS / number) >= order["seconds"]:
+                last.decide(number + STOP_AHEAD_STEPS)
+        if last.number is not None and number >= last.number:
+            break
+    elapsed_s = time.perf_counter() - start_s
+    # One that ran ahead of rank 0 may have heard too late.
+    result: dict[str, Any] = {"times_s": times_s[: last.number], "elapsed_s": elapsed_s}
+    if attachment:
+        stats = attachment.stats()
+        result |= {"stats": dataclasses.asdict(stats), "stats_text": str(stats)}
+        attachment.close()
+    if rank == 0:
+        if not evaluations or evaluations[-1][0] != number:
+            evaluations.append((number, elapsed_s, accuracy(ddp.module, sample)))
+        result |= {"evaluations": evaluations, "accuracy": accuracy(ddp.module, test)}
+    return result
+
+
+def main(order_file: Path) -> None:
+    torch.set_num_threads(1)
+    rank, ranks = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(*place, ranks, is_master=rank == 0, timeout=STORE_LIMIT)
+    dist.init_process_group("gloo", store=PrefixStore("ddp", store), rank=rank, world_size=ranks)
+    directory = order_file.parent
+    result = train(json.loads(order_file.read_text()), store, directory / "begun")
+    part = directory / f"{rank}.part"
+    part.write_text(json.dumps(result))
+    part.rename(directory / f"{rank}.json")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
