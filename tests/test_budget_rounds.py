@@ -1,7 +1,7 @@
 """An error of ε costs 1 + ε times the rounds: logistic regression, the codec's own errors (docs/budget.md).
 
 Noise-dominated: 16 examples for 256 coordinates, so that of a batch gradient's energy 2 % are the gradient at
-the start and 0.4 % at the end. The target is 15 % of the excess loss at the start, and a third above the
+the start and 0.3 % at the end. The target is 15 % of the excess loss at the start, and a third above the
 floor at which this learning rate stays for ever: there noise decides how long it takes, and a larger learning
 rate takes longer as well. The rounds are those of the mean curve of 256 seeds: it is smooth, while a single
 seed's curve crosses the target by chance, and too early.
