@@ -33,6 +33,7 @@ from tailcut.sim import plot
 
 PICTURE = Path(__file__).parent.parent / "docs" / "budget.svg"
 BUDGETS = (0.02, 0.05, 0.1, 0.2, 0.4)
+TARGETS = (0.15, 0.1, 0.05, 0.04, 0.035, 0.032)
 ROUNDS = 560
 ADAM_LR = LR / 10
 """A coordinate's root mean square gradient is about 0.1 here, so that steps are as long as those of SGD."""
@@ -52,12 +53,13 @@ class Ratio:
         return f"{self.value:.3f} ({self.low:.3f}-{self.high:.3f})"
 
 
-def ratio(curves: Curves, arm: int, base: int = 0) -> Ratio:
-    rounds, samples = curves.rounds(), curves.resampled_rounds()
+def ratio(curves: Curves, arm: int, target: float = TARGET) -> Ratio:
+    """Over the first arm."""
+    rounds, samples = curves.rounds(target), curves.resampled_rounds(target)
     # Not np.percentile: it would interpolate between infinite values.
-    ratios = np.sort(samples[:, arm] / samples[:, base])
+    ratios = np.sort(samples[:, arm] / samples[:, 0])
     low, high = ratios[int(0.025 * len(ratios))], ratios[int(0.975 * len(ratios))]
-    return Ratio(float(rounds[arm] / rounds[base]), float(low), float(high))
+    return Ratio(float(rounds[arm] / rounds[0]), float(low), float(high))
 
 
 def measure(arms: Sequence[Arm], runs: int, gradients: Callable[[Floats], Floats] | None = None) -> Curves:
@@ -88,7 +90,19 @@ def budgets(runs: int) -> tuple[list[Ratio], list[Ratio]]:
     print(
         f"the gradient's share in a batch gradient's energy: {first:.4f} at the start, {last:.4f} at the end"
     )
+    targets(curves)
     return ratios[:n], ratios[n:]
+
+
+def targets(curves: Curves) -> None:
+    """Of the arms of budgets. Early targets are reached before noise matters much."""
+    scaled = 1 + BUDGETS.index(0.2)
+    same_lr = scaled + len(BUDGETS)
+    print("\nthe same for other targets, ε = 0.2")
+    print(f"{'target':>6}{'no error, rounds':>22}{'rounds ratio':>22}{'with the same lr':>22}")
+    for target in TARGETS:
+        ratios = "".join(f"{ratio(curves, arm, target)!s:>22}" for arm in (scaled, same_lr))
+        print(f"{target:>6}{curves.rounds(target)[0]:>22.0f}{ratios}", flush=True)
 
 
 def learning_rates(runs: int) -> None:
