@@ -26,12 +26,13 @@ class Dynamic(Steering):
     """As a Group decides; keeps the numbers it advertised."""
 
     def __init__(self, *, rank: int, ranks: int, deadline_s: float, planes: int) -> None:
-        super().__init__(rank=rank, members=range(ranks), deadline_s=deadline_s, planes=planes)
+        super().__init__(rank=rank, members=range(ranks), deadline_s=deadline_s)
+        self._planes = planes
         self.advertised: list[int] = []
 
     def terms(self, length: int) -> _native.Terms:
         self.advertised.append(self.incast)
-        return super().terms(length)
+        return _native.Terms(self.native_bounds(length), self._planes, self.incast)
 
 
 class FixedIncast(Dynamic):

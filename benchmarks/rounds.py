@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailcut import codec
+from tailcut.epsilon import unbiased_nmse
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -101,8 +102,8 @@ class Damage:
     @classmethod
     def of_budget(cls, epsilon: float) -> Damage:
         """The fewest planes that fit the budget; lost packets for the rest of it."""
-        planes = next(b for b in range(1, 17) if codec.unbiased_nmse(b) <= epsilon)
-        return cls(planes=planes, lost=1 - (1 + codec.unbiased_nmse(planes)) / (1 + epsilon))
+        planes = next(b for b in range(1, 17) if unbiased_nmse(b) <= epsilon)
+        return cls(planes=planes, lost=1 - (1 + unbiased_nmse(planes)) / (1 + epsilon))
 
     def __call__(self, gradient: Floats, seed: int) -> Floats:
         packets = codec.encode(gradient.ravel(), planes=self.planes, seed=seed, packet_bytes=200)

@@ -33,6 +33,7 @@ def test_every_field_can_be_set_by_the_environment(monkeypatch: pytest.MonkeyPat
         "packet_bytes": "512",
         "codec": "raw",
         "multicast": "off",
+        "over_budget": "wait",
         "trim_bytes": "256",
     }
     for field in dataclasses.fields(Config):

@@ -33,6 +33,9 @@ def native(**fields: Any) -> Any:
         "scatter_ended_by": SimpleNamespace(name="BOUND"),
         "gather_ended_by": SimpleNamespace(name="GRACE"),
         "shard_lengths": [100, 100, 100],
+        "energies": _native.Energies(),
+        "lr_scale": 0.0,
+        "lr_period": 0,
         "scatter_missing": [0, 100, 50],
         "abstained": [],
         "gather_missing": [0, 0, 10],
@@ -50,6 +53,7 @@ def native(**fields: Any) -> Any:
     counts = (
         "sent_bytes",
         "received_bytes",
+        "gather_planes",
         "sent_packets",
         "received_packets",
         "trimmed_packets",

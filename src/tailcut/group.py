@@ -110,16 +110,6 @@ class Group:
             tuple[int, int], tuple[npt.NDArray[np.float32], weakref.ref[Work], Hashable]
         ] = {}
         self._grid = grid_of(world_size, self.config.rows, self.config.multicast)
-        self._steering = GridSteering(
-            rank=rank,
-            grid=self._grid,
-            deadline_s=self.config.deadline_s,
-            planes=self.config.planes,
-            budget=self.config.budget,
-            over_budget=self.config.over_budget,
-            straggler_share=self.config.straggler_share,
-            adaptive=self.config.adaptive,
-        )
         self._lanes = self._open(store, name)
         _open_groups.add(self)
 
@@ -133,6 +123,16 @@ class Group:
         self.codec = _codec(config, roster)
         may_be_trimmed = self.codec == "planes" and roster.hosts > 1 and config.trim_bytes > 0
         trimming = _receive_trimmed(lanes) if may_be_trimmed else ""
+        self._steering = GridSteering(
+            rank=self.rank,
+            grid=self._grid,
+            deadline_s=config.deadline_s,
+            planes=config.planes if self.codec == "planes" else 16,
+            budget=config.budget,
+            over_budget=config.over_budget,
+            straggler_share=config.straggler_share,
+            adaptive=config.adaptive,
+        )
         coding = f"codec {self.codec}"
         if self.codec == "planes":
             coding += f" with {self._steering.describe_planes()}"

@@ -156,6 +156,11 @@ class Report:
         object.__setattr__(self, "missing_from", tuple(sorted(silent | owing)))
 
     @property
+    def size(self) -> int:
+        """What decides how long an op takes."""
+        return size_of(self.length, self.planes, self.gather_planes)
+
+    @property
     def scatter_took_s(self) -> float | None:
         """SCATTER of this rank's own shard, from the entry of the majority; None if that is not known."""
         if self.majority_entered_s is None:
@@ -179,6 +184,11 @@ class Report:
         text = f"op {self.seq}: {self.status} after {1e3 * self.elapsed_s:.2f} ms"
         text += f", {self.lost_frac:.2%} of the result lost, ε {self.epsilon}"
         return f"{text}, missing from ranks {list(self.missing_from)}" if self.missing_from else text
+
+
+def size_of(length: int, planes: int, gather_planes: int) -> int:
+    """An op's bytes, in coordinates of 16 planes; of raw, where planes are 0, its coordinates."""
+    return length * ((planes or 16) + (gather_planes or 16)) // 32
 
 
 _STAGES: tuple[Stage, Stage] = ("scatter", "gather")

@@ -220,7 +220,7 @@ def _steering(scenario: Scenario) -> list[Policy]:
             rank=rank,
             grid=scenario.grid,
             deadline_s=scenario.deadline_s,
-            planes=scenario.planes_by_rank.get(rank, scenario.planes),
+            planes=scenario.planes_by_rank.get(rank, scenario.planes) if scenario.codec == "planes" else 16,
             budget=scenario.budget,
         )
         for rank in range(scenario.ranks)

@@ -64,7 +64,8 @@ class Stats:
     rtt_s: tuple[float, ...] = ()
     """Last smoothed round-trip time to each rank, 0 while unknown."""
     bounds: dict[int, OpBounds] = field(default_factory=dict)
-    """What the next op may take, by size class: the key is the class's longest bucket in coordinates."""
+    """What the next op may take, by size class: the key is the class's largest size, in coordinates of 16
+    planes (of raw, as they are)."""
     epsilon: Epsilon = NO_ERROR
     """What the ops have added to the error of the mean gradient, by source: their mean (docs/budget.md)."""
     recent_epsilon: Epsilon = NO_ERROR

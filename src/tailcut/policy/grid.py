@@ -11,7 +11,7 @@ from tailcut.grid import Grid
 from tailcut.policy.budget import LrOffer, Spending
 from tailcut.policy.planes import AdaptivePlanes, FixedPlanes, PlanesPolicy
 from tailcut.policy.steering import FixedSteering, Steering
-from tailcut.report import Report
+from tailcut.report import Report, size_of
 from tailcut.stats import OpBounds
 
 COLUMN_SHARE = 0.25
@@ -24,15 +24,15 @@ class RowSteering(Steering):
     quiet ops would make one late row many (in simulation, one burst cost a quarter of the following results).
     """
 
-    def bounds(self, length: int) -> OpBounds:
-        return super().bounds(length)._replace(gather_s=self._longest.gather_s)
+    def bounds(self, size: int) -> OpBounds:
+        return super().bounds(size)._replace(gather_s=self._longest.gather_s)
 
 
 class ColumnSteering(RowSteering):
     """Waits for all rows but silent ranks': a sum stands for many contributions."""
 
-    def bounds(self, length: int) -> OpBounds:
-        return super().bounds(length)._replace(scatter_s=self._longest.scatter_s)
+    def bounds(self, size: int) -> OpBounds:
+        return super().bounds(size)._replace(scatter_s=self._longest.scatter_s)
 
 
 class GridSteering:
@@ -80,7 +80,7 @@ class GridSteering:
         planes = self._planes.choice
         offer = self._lr.latest
         terms = _native.Terms(
-            self._row.native_bounds(length),
+            self._row.native_bounds(size_of(length, *planes)),
             planes.scatter,
             self._row.incast,
             gather_planes=planes.gather,
@@ -121,7 +121,7 @@ class GridSteering:
 
     @property
     def known_bounds(self) -> dict[int, OpBounds]:
-        """By the longest bucket of every size class in use."""
+        """By the largest size of every size class in use."""
         return self._row.known_bounds
 
     @property

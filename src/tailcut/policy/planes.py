@@ -251,7 +251,7 @@ class AdaptivePlanes:
             why = why or f"a step takes {few_ms:.3g} ms with {self._few} planes, {all_ms:.3g} ms with {ALL}"
         self._news.append(
             f"{planes.scatter} planes for contributions and {planes.gather} for means, ε about "
-            f"{self._error(planes):.1%} of a budget of {self._budget:.1%}" + (f": {why}" if why else "")
+            f"{self._error(planes):.1%} (budget {self._budget:.1%})" + (f": {why}" if why else "")
         )
 
     def _best(self) -> Planes:

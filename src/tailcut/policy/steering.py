@@ -64,7 +64,7 @@ class Steering:
         self._members = members
         self._place = members.index(rank)
         self._longest = fixed(deadline_s)
-        self._classes: dict[int, dict[Stage, _StagePolicy]] = {}  # by the bits of a bucket's length
+        self._classes: dict[int, dict[Stage, _StagePolicy]] = {}  # by the bits of an op's size
         self._absent_ops: dict[int, int] = {}  # by place in the members: how many in a row
         self._incast = Incast(len(members))
         self._stragglers = Stragglers(members, straggler_share, whose)
@@ -72,18 +72,18 @@ class Steering:
         self.patient = False
         """Set from outside: the longest bounds hold, because ops have lacked too much."""
 
-    def native_bounds(self, length: int) -> _native.Bounds:
-        """Of the next op of a bucket of this many coordinates."""
-        return to_native(self._longest if self.patient else self.bounds(length))
+    def native_bounds(self, size: int) -> _native.Bounds:
+        """Of the next op of this size."""
+        return to_native(self._longest if self.patient else self.bounds(size))
 
     @property
     def incast(self) -> int:
         """How many ranks may send to this one at once; 0 is no limit."""
         return self._incast.advertised
 
-    def bounds(self, length: int) -> OpBounds:
-        """Of the next op of a bucket of this many coordinates."""
-        size_class = length.bit_length()
+    def bounds(self, size: int) -> OpBounds:
+        """Of the next op of this size (``size_of``)."""
+        size_class = size.bit_length()
         policies = self._classes.get(size_class) or self._new_class()
         if any(ops >= ABSENT_OPS for ops in self._absent_ops.values()):
             scatter_s, gather_s = self._longest.scatter_s, self._longest.gather_s
@@ -102,9 +102,9 @@ class Steering:
 
     @property
     def known_bounds(self) -> dict[int, OpBounds]:
-        """By the longest bucket of every size class in use."""
-        lengths = [(1 << size_class) - 1 for size_class in sorted(self._classes)]
-        return {length: self.bounds(length) for length in lengths}
+        """By the largest size of every size class in use."""
+        sizes = [(1 << size_class) - 1 for size_class in sorted(self._classes)]
+        return {size: self.bounds(size) for size in sizes}
 
     @property
     def drop_share(self) -> tuple[float, ...]:
@@ -131,10 +131,11 @@ class Steering:
         if report.status == "behind":
             return report
         for late in report.late:
-            self._policy(late.length, late.stage).bound.came_late(late.seq, late.took_s)
+            for policies in self._classes.values():  # the one that knows of the op
+                policies[late.stage].bound.came_late(late.seq, late.took_s)
         silent = self._places(report.silent)
         came_s = arrivals_s(report.scatter_last_s, self._place, silent)
-        usual_s = self._policy(report.length, "scatter").early_exit.average_s or 0.0
+        usual_s = self._policy(report.size, "scatter").early_exit.average_s or 0.0
         least_s = LEAST_GRACE_SHARE * self._longest.deadline_s
         report = report.judged(judge(report, self._place, came_s, usual_s, least_s))
         self._alarms += self._stragglers.after(report, report.verdicts)
@@ -148,8 +149,8 @@ class Steering:
         """Where they are in what reports have by rank."""
         return frozenset(self._members.index(rank) for rank in ranks)
 
-    def _policy(self, length: int, stage: Stage) -> _StagePolicy:
-        size_class = length.bit_length()
+    def _policy(self, size: int, stage: Stage) -> _StagePolicy:
+        size_class = size.bit_length()
         if size_class not in self._classes:
             self._classes[size_class] = self._new_class()
         return self._classes[size_class][stage]
@@ -183,7 +184,7 @@ class Steering:
         if start_s is None or took_s is None:  # closed by the cap, before half of the ranks were there
             return
         own_s = 0.0  # its own contribution came when it entered
-        self._policy(report.length, "scatter").learn(
+        self._policy(report.size, "scatter").learn(
             report.seq,
             report.scatter_ended_by,
             took_s,
@@ -195,7 +196,7 @@ class Steering:
     def _learn_gather(self, report: Report, silent: Collection[int]) -> None:
         start_s = max(0.0, report.scatter_s)
         came_s = arrivals_s(report.gather_last_s, self._place, silent)
-        self._policy(report.length, "gather").learn(
+        self._policy(report.size, "gather").learn(
             report.seq,
             report.gather_ended_by,
             report.gather_took_s,
@@ -222,7 +223,7 @@ class FixedSteering(Steering):
     def incast(self) -> int:
         return 0
 
-    def bounds(self, length: int) -> OpBounds:
+    def bounds(self, size: int) -> OpBounds:
         return self._longest
 
     def describe(self) -> str:
