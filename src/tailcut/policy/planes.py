@@ -107,13 +107,10 @@ class FixedPlanes:
 class _Clock:
     """Times of steps, from the entries of one bucket: the longest."""
 
-    FORGET_OPS = 64
-    """Ops without that bucket, after which there is another one: DDP rebuilds its buckets."""
-
     def __init__(self) -> None:
         self._lead: Hashable = None
         self._length = 0
-        self._unseen = 0
+        self._others: set[Hashable] = set()  # seen since the lead was
         self._entered_s: float | None = None
 
     @property
@@ -122,13 +119,14 @@ class _Clock:
         return self._entered_s is not None
 
     def step_s(self, report: Report, entered_s: float) -> float | None:
-        """The time of the step that this op begins the next of; None: it is not such an op."""
+        """The time of the step that ends with this op's entry; None if it is that of another bucket."""
         if report.key != self._lead:
-            self._unseen += 1
-            if report.length <= self._length and self._unseen < self.FORGET_OPS:
+            # Another one twice, and the lead not: DDP has rebuilt its buckets.
+            if report.length <= self._length and report.key not in self._others:
+                self._others.add(report.key)
                 return None
             self._lead, self._length, self._entered_s = report.key, report.length, None
-        self._unseen = 0
+        self._others.clear()
         before_s, self._entered_s = self._entered_s, entered_s
         return None if before_s is None else entered_s - before_s
 
