@@ -111,11 +111,10 @@ class Loopback:
             argv, env=both, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
         )
 
-    def begin_faults(self) -> None:
-        """There are none."""
+    def _nothing(self) -> None:
+        """There is no trouble."""
 
-    def end_faults(self) -> None:
-        """There are none."""
+    begin_faults = end_faults = begin_background = end_background = _nothing
 
 
 Place = Testbed | Loopback
@@ -138,6 +137,7 @@ def run_cell(place: Place, ranks: int, order: dict[str, Any], port: int) -> Cell
             failed = wait_for(processes, place, directory, 2 * order["seconds"] + LIMIT_S)
         finally:
             place.end_faults()
+            place.end_background()
             for process in processes:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -148,7 +148,7 @@ def run_cell(place: Place, ranks: int, order: dict[str, Any], port: int) -> Cell
 
 
 def wait_for(processes: list[Process], place: Place, directory: Path, limit_s: float) -> str | None:
-    """Until all have ended; says what went wrong. The scenario's faults begin with the timed steps."""
+    """Until all have ended; says what went wrong. The scenario's trouble begins with the timed steps."""
     until_s = time.monotonic() + limit_s
     begun = False
     failed: str | None = None
@@ -158,6 +158,7 @@ def wait_for(processes: list[Process], place: Place, directory: Path, limit_s: f
         if not begun and (directory / "begun").exists():
             begun = True
             place.begin_faults()
+            place.begin_background()
         if failed is None and (failed := failure(processes, place, directory)):
             until_s = time.monotonic() + GRACE_S
         time.sleep(LOOK_S)
@@ -251,7 +252,6 @@ def place_of(options: argparse.Namespace) -> Iterator[tuple[Place, int, str]]:
             network = ip_interface(f"{host.address}/24").network
             route = ("route", "change", str(network), "dev", "eth0", "congctl", options.tcp)
             system.run("ip", "-n", host.namespace, *route)
-        testbed.begin_background()
         yield testbed, len(testbed.hosts), f"{testbed.summary()}; TCP: {tcp}"
 
 

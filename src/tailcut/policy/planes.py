@@ -196,8 +196,9 @@ class AdaptivePlanes:
         expected = predicted(self._ranks, report.correlation, report.planes, report.gather_planes)
         bias = min(MOST_BIAS, max(1 / MOST_BIAS, report.epsilon.quantized / expected))
         self._bias += weight * (bias - self._bias)
-        recent = spending.recent
-        self._room = max(LEAST_ROOM * self._budget, self._budget - recent.lost - recent.trimmed)
+        # Over all ops: a burst of losses is over before more planes would help.
+        total = spending.total
+        self._room = max(LEAST_ROOM * self._budget, self._budget - total.lost - total.trimmed)
 
     def _after_step(self, step_s: float) -> None:
         self._latest_s.append(step_s)

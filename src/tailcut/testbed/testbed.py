@@ -125,7 +125,8 @@ class Testbed:
             self._faults.close()
 
     def begin_background(self) -> None:
-        """Start the scenario's background traffic, if it has any, once; it goes on until the end."""
+        """Start the scenario's background traffic, if it has any and does not run. Its times are the same again
+        after ``end_background``."""
         bursts = self.scenario.background
         if bursts and self._background is None:
             order = {
@@ -135,6 +136,13 @@ class Testbed:
                 **asdict(bursts),
             }
             self._background = self.spawn_agent(self.record.background, "bursts", json.dumps(order))
+
+    def end_background(self) -> None:
+        """Stop it. What is in the queues of the switch still leaves."""
+        if self._background is not None:
+            self._background.kill()
+            self._background.wait()
+            self._background = None
 
     @property
     def killed(self) -> set[int]:
