@@ -24,7 +24,7 @@ TRIAL_STEPS = 8
 """Steps in a row with as many planes, in which those are timed."""
 
 CLEAR, CLEAR_STEPS = 1.1, 3
-"""A trial of all planes ends when so many steps have all been so many times slower than those with few."""
+"""A trial ends when so many steps with more planes have all been so many times slower than those with few."""
 
 SETTLING_STEPS = 2
 """Of these, the first ones are not looked at: ops of before are still in flight."""
@@ -142,7 +142,7 @@ class _Part(NamedTuple):
 
 class AdaptivePlanes:
     """Starts with the fewest planes in the budget. Ops with a key make steps, which are timed: in a trial few
-    planes take turns with all, and what a plane costs decides. Without keys the fewest planes stay."""
+    planes take turns with more, and what a plane costs decides. Without keys the fewest planes stay."""
 
     def __init__(self, ranks: int, budget: float) -> None:
         self._ranks = ranks
@@ -152,8 +152,12 @@ class AdaptivePlanes:
         self._clock = _Clock()
         self._few = self.choice = self._fewest()
         self.whole = False
-        self._step_s: dict[Planes, float] = {}  # by planes: what trials have found
-        self._parts = [_Part(self._few, FIRST_STEPS, FIRST_STEPS // 2), *self._turns(2)]
+        self._more = ALL  # what few planes were compared with
+        self._step_s: dict[Planes, float] = {}  # by planes: what the latest trial has found
+        self._parts = [
+            _Part(self._few, FIRST_STEPS, FIRST_STEPS // 2),
+            *self._turns(Planes(*(min(MOST_PLANES, 2 * b) for b in self._few)), ALL, self._few, ALL),
+        ]
         self._times_s: list[float] = []  # of the steps of the first part
         self._latest_s: deque[float] = deque(maxlen=2 * TRIAL_STEPS)
         self._since = 0  # steps since the last trial
@@ -212,7 +216,9 @@ class AdaptivePlanes:
         if self._since % REVIEW_STEPS == 0:
             self._review()
         if self._since >= TRIAL_EVERY_STEPS and not 1 / OTHER_PACE < usual_s / self._usual_s < OTHER_PACE:
-            self._parts = self._turns(1)
+            self._step_s.clear()
+            self._few = self._fewest()
+            self._parts = self._turns(self._few, ALL)
             self.choice = self._parts[0].planes
 
     def _after_trial_step(self, step_s: float) -> None:
@@ -220,10 +226,12 @@ class AdaptivePlanes:
         self._times_s.append(step_s)
         timed_s = self._times_s[part.unseen :]
         few_s = self._step_s.get(self._few, float("inf"))
-        clear = len(timed_s) >= CLEAR_STEPS and part.planes == ALL and min(timed_s) > CLEAR * few_s
+        clear = len(timed_s) >= CLEAR_STEPS and part.planes != self._few and min(timed_s) > CLEAR * few_s
         if len(self._times_s) < part.steps and not clear:
             return
         self._step_s[part.planes] = min(median(timed_s), self._step_s.get(part.planes, float("inf")))
+        if part.planes != self._few:
+            self._more = part.planes
         self._parts, self._times_s = [] if clear else self._parts[1:], []
         if self._parts:
             self.choice = self._parts[0].planes
@@ -231,10 +239,8 @@ class AdaptivePlanes:
         self._since = 0
         self._choose(self._best(), "")
 
-    def _turns(self, rounds: int) -> list[_Part]:
-        return [
-            _Part(planes, TRIAL_STEPS, SETTLING_STEPS) for _ in range(rounds) for planes in (ALL, self._few)
-        ]
+    def _turns(self, *turns: Planes) -> list[_Part]:
+        return [_Part(planes, TRIAL_STEPS, SETTLING_STEPS) for planes in turns]
 
     def _review(self) -> None:
         best = self._best()
@@ -245,13 +251,20 @@ class AdaptivePlanes:
         if planes == self.choice and why:
             return
         self.choice = planes
-        if {self._few, ALL} <= self._step_s.keys():
-            few_ms, all_ms = 1e3 * self._step_s[self._few], 1e3 * self._step_s[ALL]
-            why = why or f"a step takes {few_ms:.3g} ms with {self._few} planes, {all_ms:.3g} ms with {ALL}"
+        if self._timed:
+            few_ms, more_ms = 1e3 * self._step_s[self._few], 1e3 * self._step_s[self._more]
+            why = (
+                why
+                or f"a step took {few_ms:.3g} ms with {self._few} planes, {more_ms:.3g} ms with {self._more}"
+            )
         self._news.append(
             f"{planes.scatter} planes for contributions and {planes.gather} for means, ε about "
             f"{self._error(planes):.1%} (budget {self._budget:.1%})" + (f": {why}" if why else "")
         )
+
+    @property
+    def _timed(self) -> bool:
+        return {self._few, self._more} <= self._step_s.keys()
 
     def _best(self) -> Planes:
         """Within the budget; fewer planes than now only if they are well within."""
@@ -271,8 +284,8 @@ class AdaptivePlanes:
     def _cost_s(self, planes: Planes) -> float:
         """(time per step) × (1 + ε), with a time that grows by as much with every plane; in planes, if what
         one costs is not known."""
-        if not {self._few, ALL} <= self._step_s.keys():
+        if not self._timed:
             return float(sum(planes))
-        few_s, all_s = self._step_s[self._few], self._step_s[ALL]
-        plane_s = max(0.0, all_s - few_s) / (sum(ALL) - sum(self._few))
+        few_s, more_s = self._step_s[self._few], self._step_s[self._more]
+        plane_s = max(0.0, more_s - few_s) / (sum(self._more) - sum(self._few))
         return (few_s + plane_s * (sum(planes) - sum(self._few))) * (1 + self._error(planes))

@@ -125,8 +125,8 @@ class Testbed:
             self._faults.close()
 
     def begin_background(self) -> None:
-        """Start the scenario's background traffic, if it has any and does not run. Its times are the same again
-        after ``end_background``."""
+        """Start the scenario's background traffic, if it has any and does not run. After ``end_background`` it
+        begins anew, with the same times."""
         bursts = self.scenario.background
         if bursts and self._background is None:
             order = {
