@@ -125,8 +125,8 @@ class Testbed:
             self._faults.close()
 
     def begin_background(self) -> None:
-        """Start the scenario's background traffic, if it has any and does not run. After ``end_background`` it
-        begins anew, with the same times."""
+        """Start the scenario's background traffic, if it has any and does not run. It begins anew, with
+        the same times, after ``end_background``."""
         bursts = self.scenario.background
         if bursts and self._background is None:
             order = {
