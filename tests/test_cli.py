@@ -88,7 +88,8 @@ def test_bench_prints_rows_and_writes_json(tmp_path, capsys):
 def test_bench_on_a_testbed_counts_what_is_on_the_wire(tmp_path, capsys):
     path = tmp_path / "run.json"
     rounds = ["--rounds", "5", "--iters", "2", "--warmup", "1", "--json", str(path)]
-    arguments = ["bench", "allreduce", "--testbed", "clean", "--sizes", "256K", "--against", "gloo", *rounds]
+    size = ["--sizes", "256K", "--planes", "16"]
+    arguments = ["bench", "allreduce", "--testbed", "clean", *size, "--against", "gloo", *rounds]
     assert main(arguments) == 0
     shown = capsys.readouterr().out
     assert "# clean, 4 hosts at 200 Mbit/s" in shown

@@ -325,7 +325,7 @@ from tailcut import Config, FileStore, Group
 import numpy as np
 
 rank, ranks, directory, mode = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-config = Config(rendezvous_s=30, deadline_s=20.0, multicast=mode, adaptive=False)
+config = Config(rendezvous_s=30, deadline_s=20.0, multicast=mode, adaptive=False, planes=16)
 digest, sent, packets, resent = hashlib.sha256(), 0, 0, 0
 with Group(rank, ranks, FileStore(directory), config) as group:
     for op in range(5):

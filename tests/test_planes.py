@@ -345,8 +345,11 @@ def test_one_non_finite_coordinate_is_seen_by_every_rank(bad: float) -> None:
     ("arguments", "told"),
     [
         ({"codec": "zip"}, "codec='zip' is unknown"),
-        ({"planes": 0}, "planes=0 must be between 1 and 16"),
-        ({"planes": 17}, "planes=17 must be between 1 and 16"),
+        ({"planes": -1}, "planes=-1 must be 0, or between 1 and 16"),
+        ({"planes": 17}, "planes=17 must be 0, or between 1 and 16"),
+        ({"budget": 0}, "budget=0 must be above 0"),
+        ({"budget": float("nan")}, "budget=nan must be above 0"),
+        ({"over_budget": "pray"}, "over_budget='pray' is unknown"),
         ({"trim_bytes": 97}, "trim_bytes=97 must be 0, or"),
     ],
 )

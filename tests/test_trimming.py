@@ -31,7 +31,7 @@ import tailcut
 
 length, ops, directory = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-config = tailcut.Config(deadline_s=20, dscp=10)
+config = tailcut.Config(deadline_s=20, dscp=10, planes=16, trim_bytes=256)
 with tailcut.Group(rank, ranks, tailcut.FileStore(f"{directory}/store"), config) as group:
     lines = []
     for op in range(ops):

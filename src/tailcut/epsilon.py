@@ -75,12 +75,12 @@ def quality_of(energies: _native.Energies, *, ranks: int, live: int, rows: int =
     quantized, trimmed = shared * quantized, shared * trimmed
     spread = (1 - correlation) * contributed / rows
     missing = energies.sampled / contributed - 1 / live
+    whole = clean + energies.received  # the own shard does not travel
     return Quality(
         Epsilon(
             quantized=(quantized + energies.mean_quantized) / clean,
-            trimmed=trimmed / clean + _share(energies.received_trimmed, energies.received),
-            lost=(spread * max(0.0, missing) + energies.void_mean) / clean
-            + _share(energies.received_lost, energies.received),
+            trimmed=trimmed / clean + energies.received_trimmed / whole,
+            lost=(spread * max(0.0, missing) + energies.void_mean) / clean + energies.received_lost / whole,
             absent=spread * max(0.0, 1 / live - 1 / ranks) / clean,
         ),
         correlation,

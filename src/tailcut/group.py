@@ -31,6 +31,11 @@ from tailcut.report import Report, outcome_of
 from tailcut.stats import Stats
 from tailcut.store import Store
 
+_TRIMMED = (
+    "tailcut: a switch on the way trims packets, and trim_bytes=0 says that none does: set Config.trim_bytes "
+    "to the shortest frame that it leaves (256 is common), so that every coordinate keeps its first plane"
+)
+
 _SLICE_NS = 50_000_000
 """Longest single native wait, so that Ctrl-C is answered."""
 
@@ -104,6 +109,8 @@ class Group:
         self._calls = 0
         self._on_over_budget = on_over_budget
         self._told_excess = False
+        self._alarms: set[str] = set()
+        self._told: set[str] = set()
         self._keys: set[Hashable] = set()
         # What the engine may still write to: the array stays alive even if its Work is dropped.
         self._in_flight: dict[
@@ -328,12 +335,15 @@ class Group:
                 totals.behind_ops += outcome.behind_ops
                 totals.coordinates += outcome.length
                 totals.lost_coordinates += round(outcome.lost_frac * outcome.length)
+                if outcome.trimmed_packets and not self.config.trim_bytes:
+                    self._alarms.add(_TRIMMED)
                 outcome = self._steering.excess() or outcome
         return outcome
 
     def _sound_alarms(self) -> None:
         with self._lock:
-            alarms = self._steering.take_alarms()
+            alarms = [*self._steering.take_alarms(), *sorted(self._alarms - self._told)]
+            self._told |= self._alarms
             persistent = self._steering.spending.persistent
             excess = persistent and not self._told_excess
             self._told_excess = persistent

@@ -36,16 +36,20 @@ OpenSide = Callable[[int, int, Path, Config], Side]
 class TailcutSide:
     def __init__(self, rank: int, ranks: int, directory: Path, config: Config) -> None:
         self._group = Group(rank, ranks, FileStore(directory / "tailcut"), config)
+        self._fewest_planes = config.planes or 16
 
     def allreduce(self, array: npt.NDArray[np.float32]) -> Report:
-        return self._group.allreduce(array).wait()
+        report = self._group.allreduce(array).wait()
+        if report.planes:
+            self._fewest_planes = min(self._fewest_planes, report.planes, report.gather_planes)
+        return report
 
     def nmse_tolerance(self) -> float:
         if self._group.codec == "raw":
             return 0.0
         # One quantization on the way to the owner and one on the way back; half as much again for short
         # buckets, and 1e-7 for a coordinate far out, where cells are wide: one in millions.
-        once = unbiased_nmse(self._group.config.planes)
+        once = unbiased_nmse(self._fewest_planes)
         return 1.5 * (2 * once + once**2) + 1e-7
 
     def close(self) -> None:

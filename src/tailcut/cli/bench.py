@@ -63,7 +63,9 @@ def _add_allreduce(benchmarks: Commands) -> None:
     config.add_argument("--receive-buffer", type=size_bytes, metavar="SIZE", help="socket buffer to ask for")
     config.add_argument("--packet-bytes", type=size_bytes, metavar="SIZE", help="largest payload of a packet")
     config.add_argument("--codec", metavar="NAME", help="raw, planes or auto (raw, on one host)")
-    config.add_argument("--planes", type=int, metavar="N", help="bits a coordinate of planes (default: 16)")
+    config.add_argument(
+        "--planes", type=int, metavar="N", help="bits a coordinate of planes (default: 0, from the budget)"
+    )
     config.add_argument("--no-offload", action="store_true", help="no UDP segmentation offload")
 
 

@@ -1,0 +1,253 @@
+"""Planes from the budget: the policy alone, and in a closed loop with the protocol in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from tailcut import Scenario, _native, simulate
+from tailcut.epsilon import Epsilon, predicted
+from tailcut.grid import Grid
+from tailcut.policy.budget import Spending
+from tailcut.policy.grid import GridSteering
+from tailcut.policy.planes import ALL, AdaptivePlanes, FixedPlanes, Planes
+from tailcut.report import Report
+
+BUDGET = 0.05
+
+
+class Training:
+    """Steps of one bucket: the time that they take follows from their planes."""
+
+    def __init__(self, step_s: Callable[[Planes], float], ranks: int = 4, budget: float = BUDGET) -> None:
+        self.step_s = step_s
+        self.ranks = ranks
+        self.policy = AdaptivePlanes(ranks, budget)
+        self.spending = Spending(budget)
+        self.correlation = 0.0
+        self.lost = 0.0
+        self.key: str | None = "bucket"
+        self.chosen: list[Planes] = []
+        self._now_s = 0.0
+
+    def steps(self, count: int) -> Training:
+        for _ in range(count):
+            planes = self.policy.choice
+            self.chosen.append(planes)
+            self._now_s += self.step_s(planes)
+            quantized = predicted(self.ranks, self.correlation, *planes)
+            report = Report(
+                seq=len(self.chosen), status="complete", length=1000, elapsed_s=0.0, key=self.key,
+                epsilon=Epsilon(quantized=quantized, lost=self.lost), correlation=self.correlation,
+                planes=planes.scatter, gather_planes=planes.gather,
+            )  # fmt: skip
+            self.spending.after(report)
+            self.policy.after(report, self.spending, self._now_s)
+        return self
+
+    def changes(self, after: int) -> int:
+        return sum(a != b for a, b in pairwise(self.chosen[after:]))
+
+
+def exposed(compute_s: float, plane_s: float) -> Callable[[Planes], float]:
+    return lambda planes: compute_s + plane_s * sum(planes)
+
+
+def hidden(compute_s: float, plane_s: float) -> Callable[[Planes], float]:
+    return lambda planes: max(compute_s, plane_s * sum(planes))
+
+
+def test_on_a_slow_network_the_fewest_planes_in_the_budget_are_sent() -> None:
+    training = Training(exposed(0.06, 0.010)).steps(200)
+    assert training.policy.choice == (3, 4)
+    assert predicted(4, 0.0, 3, 4) < BUDGET < predicted(4, 0.0, 3, 3)
+
+
+def test_behind_computing_all_planes_are_sent() -> None:
+    assert Training(hidden(0.5, 0.010)).steps(200).policy.choice == ALL
+
+
+def test_between_the_two_a_plane_is_sent_if_its_error_costs_more_than_its_time() -> None:
+    step_s = exposed(0.1, 0.0001)
+    training = Training(step_s).steps(200)
+    pairs = [Planes(s, g) for s, g in product(range(1, 17), repeat=2) if predicted(4, 0, s, g) <= BUDGET]
+    best = min(pairs, key=lambda planes: step_s(planes) * (1 + predicted(4, 0, *planes)))
+    assert training.policy.choice == best
+    assert (3, 4) < best < ALL
+
+
+def test_the_trial_is_over_after_fifty_steps_and_short_where_it_shows_at_once() -> None:
+    slow = Training(exposed(0.06, 0.010)).steps(60)
+    assert ALL not in slow.chosen
+    assert sum(planes != (3, 4) for planes in slow.chosen) <= 5
+    quick = Training(hidden(0.5, 0.010)).steps(60)
+    assert quick.changes(after=50) == 0
+
+
+def test_noise_neither_moves_nor_misleads_it() -> None:
+    for seed in range(20):
+        chance = np.random.default_rng(seed)
+        step_s = exposed(0.06, 0.004)
+        noisy = Training(lambda planes: step_s(planes) * chance.lognormal(0, 0.15))  # noqa: B023
+        noisy.steps(1050)
+        assert noisy.changes(after=50) <= 3
+        cost = step_s(noisy.policy.choice) * (1 + predicted(4, 0, *noisy.policy.choice))
+        assert cost <= 1.05 * step_s(Planes(3, 4)) * (1 + predicted(4, 0, 3, 4))
+
+
+def test_ranks_that_correlate_need_fewer_planes_and_the_choice_follows() -> None:
+    training = Training(exposed(0.06, 0.010))
+    training.correlation = 0.9
+    training.steps(400)
+    few = training.policy.choice
+    assert sum(few) < 7
+    training.correlation = 0.0
+    training.steps(400)
+    assert training.spending.recent.total <= 1.1 * BUDGET
+    assert sum(training.policy.choice) > sum(few)
+    assert training.changes(after=400) <= 3
+
+
+def test_what_the_network_loses_leaves_less_for_planes_but_never_nothing() -> None:
+    lossy = Training(exposed(0.06, 0.010))
+    lossy.lost = 0.03
+    lossy.steps(200)
+    assert predicted(4, 0.0, *lossy.policy.choice) <= 0.02
+    lossy.lost = 1.0
+    lossy.steps(1000)
+    assert sum(lossy.policy.choice) < 12
+
+
+def test_a_network_of_another_speed_is_tried_again_but_rarely() -> None:
+    rate = [hidden(0.5, 0.001)]
+    training = Training(lambda planes: rate[0](planes)).steps(1100)
+    assert training.policy.choice == ALL
+    rate[0] = exposed(0.5, 0.1)
+    training.steps(100)
+    assert training.policy.choice == (3, 4)
+    assert training.changes(after=50) <= 3
+
+
+def test_without_keys_there_are_no_steps_and_the_fewest_planes_stay() -> None:
+    training = Training(hidden(0.5, 0.001))
+    training.key = None
+    training.steps(200)
+    assert set(training.chosen) == {(3, 4)}
+
+
+def test_the_user_may_fix_them_and_a_larger_budget_needs_fewer() -> None:
+    assert FixedPlanes(5).choice == (5, 5)
+    assert sum(AdaptivePlanes(4, 0.5).choice) < sum(AdaptivePlanes(4, 0.05).choice)
+    assert sum(AdaptivePlanes(4, 1e-4).choice) > sum(AdaptivePlanes(4, 0.05).choice)
+
+
+def test_the_choice_is_told_with_its_reason() -> None:
+    (news,) = Training(exposed(0.06, 0.010)).steps(60).policy.take_news()
+    assert news.startswith("3 planes for contributions and 4 for means, ε about 3.7% (budget 5.0%)")
+    assert "a step took 130 ms with 3/4 planes, 200 ms with 6/8" in news
+
+
+# ---- with the protocol -----------------------------------------------------------------------------------
+class Watched(GridSteering):
+    """As a Group decides, or fixed planes; keeps what it chose."""
+
+    fixed: Planes | None = None
+
+    def __init__(self, rank: int, ranks: int, budget: float = BUDGET) -> None:
+        super().__init__(rank=rank, grid=Grid(ranks), deadline_s=10.0, budget=budget)
+        self.chosen: list[Planes] = []
+        self.ends_s: list[float] = []
+
+    def terms(self, length: int) -> _native.Terms:
+        terms = super().terms(length)
+        self.chosen.append(Planes(terms.planes, terms.gather_planes))
+        return terms
+
+    def after(self, report: Report, now_s: float) -> Report:
+        self.ends_s.append(now_s)
+        return super().after(report, now_s)
+
+
+def fixed_to(planes: Planes) -> type[Watched]:
+    class Fixed(Watched):
+        def __init__(self, rank: int, ranks: int) -> None:
+            super().__init__(rank, ranks)
+            self._planes = FixedPlanes(1)
+            self._planes.choice = planes
+
+    return Fixed
+
+
+def closed_loop(kind: type[Watched], mbit_s: float, compute_s: float, depth: int, ops: int) -> Watched:
+    ranks = 4
+    rate = mbit_s * 1e6 / 8
+    scenario = Scenario(
+        ranks=ranks, length=400_000, ops=ops, codec="planes", elided=True, paced=True, deadline_s=10.0,
+        bytes_per_s=rate, uplink_bytes_per_s=rate, queue_bytes=8_000_000, delay_s=20e-6, frame_bytes=42,
+        packet_bytes=1408, socket_buffer_bytes=8 << 20, pool_bytes=64 << 20, depth=depth,
+        compute_s=np.full((ops, ranks), compute_s),
+    )  # fmt: skip
+    policies = [kind(rank, ranks) for rank in range(ranks)]
+    simulate(scenario, policies=policies)
+    return policies[0]
+
+
+def cost(loop: Watched) -> float:
+    """(time per step) × (1 + ε) when all has settled."""
+    ends_s = loop.ends_s[60:]
+    step_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
+    return step_s * (1 + loop.spending.recent.total)
+
+
+@pytest.mark.parametrize("mbit_s", [50, 200, 1_000, 10_000, 100_000])
+@pytest.mark.parametrize(("compute_s", "depth"), [(0.0, 1), (0.02, 1), (0.05, 2)])
+def test_in_a_closed_loop_the_choice_is_as_good_as_the_best_fixed_one(
+    mbit_s: float, compute_s: float, depth: int
+) -> None:
+    adaptive = closed_loop(Watched, mbit_s, compute_s, depth, ops=160)
+    fixed = [Planes(3, 4), Planes(4, 4), Planes(5, 5), Planes(6, 6), Planes(8, 8), Planes(12, 12), ALL]
+    best = min(
+        cost(closed_loop(fixed_to(planes), mbit_s, compute_s, depth, ops=100))
+        for planes in fixed
+        if predicted(4, 0.0, *planes) <= BUDGET
+    )
+    assert cost(adaptive) <= 1.05 * best
+    assert adaptive.spending.recent.total <= 1.1 * BUDGET
+    later = adaptive.chosen[50:]
+    assert sum(a != b for a, b in pairwise(later)) == 0
+
+
+def test_in_a_thousand_ops_the_choice_changes_at_most_three_times() -> None:
+    loop = closed_loop(Watched, 200, 0.02, 1, ops=1050)
+    later = loop.chosen[50:]
+    assert sum(a != b for a, b in pairwise(later)) <= 3
+
+
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [
+        ("clean", {}),
+        ("lossy-1", {"loss": 0.01}),
+        ("trim-50", {"trim": 0.5, "trim_to_bytes": 214, "trim_bytes": 256}),
+    ],
+)
+def test_the_budget_is_kept(name: str, network: dict) -> None:
+    """With values: ε is measured. Where half of the packets are trimmed, short ones pass as a whole."""
+    ranks, ops = 4, 80
+    scenario = Scenario(
+        ranks=ranks, length=1 << 16, ops=ops, codec="planes", paced=True, deadline_s=10.0, steering=True,
+        planes=0, bytes_per_s=25e6, uplink_bytes_per_s=25e6, queue_bytes=8_000_000, delay_s=20e-6,
+        frame_bytes=42, packet_bytes=1408, **network,
+    )  # fmt: skip
+    simulation = simulate(scenario)
+    late = [report for rank in range(ranks) for report in simulation.reports(rank)[40:]]
+    assert np.mean([report.epsilon.total for report in late]) <= 1.1 * BUDGET
+    assert max(report.planes for report in late) <= 5
+    errors = []
+    for op in range(40, ops):
+        mean = np.mean(np.asarray(simulation.inputs[op], np.float64), axis=0)
+        errors += [np.sum((r - mean) ** 2) / np.sum(mean**2) for r in simulation.results[op]]
+    assert np.mean(errors) <= 1.1 * BUDGET
