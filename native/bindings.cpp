@@ -71,6 +71,8 @@ void bind_wire(nb::module_& m) {
             [](wire::Header& h, int codec) { h.codec = static_cast<wire::Codec>(codec); })
         .def_rw("planes", &wire::Header::planes)
         .def_rw("scale", &wire::Header::scale)
+        .def_rw("lr_scale", &wire::Header::lr_scale)
+        .def_rw("lr_period", &wire::Header::lr_period)
         .def_rw("gain_full", &wire::Header::gain_full)
         .def_rw("gain_one", &wire::Header::gain_one)
         .def_prop_ro("stated_payload_bytes", &wire::stated_payload_bytes)

@@ -139,6 +139,8 @@ class Group:
             over_budget=config.over_budget,
             straggler_share=config.straggler_share,
             adaptive=config.adaptive,
+            trimmable=config.trim_bytes > 0,
+            lanes=config.lanes,
         )
         coding = f"codec {self.codec}"
         if self.codec == "planes":
@@ -219,7 +221,8 @@ class Group:
     @property
     def lr_scale(self) -> float:
         """1/(1 + ε) as rank 0 has announced it, the same on all ranks after the same op: a factor for the
-        learning rate that keeps the noise of gradients in it what it was. Never imposed."""
+        learning rate that keeps the noise of gradients in it what it was. Never imposed; 1 with several
+        lanes."""
         return self._steering.lr_scale
 
     def take_news(self) -> list[str]:

@@ -50,6 +50,10 @@ LR_PERIOD_OPS = 64
 """A factor of the learning rate holds from an op on whose number is a multiple of this."""
 
 
+LR_DIGITS = 3
+"""Of such a factor, which travels as fp32 and is to be the same number everywhere."""
+
+
 class LrScale(NamedTuple):
     """A factor of the learning rate that all ranks use from the same op on (docs/budget.md)."""
 
@@ -282,7 +286,9 @@ def _from_native(
 
 
 def _announced(native: _native.OpReport) -> LrScale | None:
-    return LrScale(native.lr_scale, native.lr_period) if native.lr_scale > 0 else None
+    if native.lr_scale <= 0:
+        return None
+    return LrScale(round(native.lr_scale, LR_DIGITS), native.lr_period)
 
 
 def outcome_of(

@@ -222,6 +222,7 @@ def _steering(scenario: Scenario) -> list[Policy]:
             deadline_s=scenario.deadline_s,
             planes=scenario.planes_by_rank.get(rank, scenario.planes) if scenario.codec == "planes" else 16,
             budget=scenario.budget,
+            trimmable=scenario.trim_bytes > 0,
         )
         for rank in range(scenario.ranks)
     ]

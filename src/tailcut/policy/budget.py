@@ -6,7 +6,7 @@ Owns ε over ops: smoothed, for decisions, and in total, for the user. Decides n
 from __future__ import annotations
 
 from tailcut.epsilon import Epsilon
-from tailcut.report import LR_PERIOD_OPS, LrScale, Report
+from tailcut.report import LR_DIGITS, LR_PERIOD_OPS, LrScale, Report
 
 RECENT_OPS = 20
 """The smoothed ε remembers about so many of the longest buckets; shorter ones weigh less."""
@@ -93,15 +93,15 @@ class LrOffer:
         if report.status == "behind":
             return
         period = report.seq // LR_PERIOD_OPS
-        heard = report.lr_scale
-        if heard and (self.latest is None or _later(heard.period, self.latest.period)):
-            self.latest = heard
+        for heard in (report.lr_scale, *(column.lr_scale for column in report.column)):
+            if heard and (self.latest is None or _later(heard.period, self.latest.period)):
+                self.latest = heard
         if self._holds(period):
             assert self.latest is not None
             self.scale = self.latest.scale
         # One at a time: the next is announced when this one holds.
         if self._offers and report.seq % LR_PERIOD_OPS == 0 and (self.latest is None or self._holds(period)):
-            scale = round(1 / (1 + max(0.0, recent.total)) / LR_STEP) * LR_STEP
+            scale = round(round(1 / (1 + max(0.0, recent.total)) / LR_STEP) * LR_STEP, LR_DIGITS)
             if abs(scale - self.scale) > LR_STEP / 2:
                 self.latest = LrScale(scale, (period + LR_AHEAD_PERIODS) % _PERIODS)
 

@@ -49,6 +49,8 @@ class GridSteering:
         over_budget: str = "proceed",
         straggler_share: float = 0.2,
         adaptive: bool = True,
+        trimmable: bool = True,
+        lanes: int = 1,
     ) -> None:
         self._grid = grid
         row: type[Steering] = Steering if grid.rows == 1 else RowSteering
@@ -72,8 +74,11 @@ class GridSteering:
         self._rank = rank
         self._over_budget = over_budget
         self.spending = Spending(budget)
-        self._planes: PlanesPolicy = FixedPlanes(planes) if planes else AdaptivePlanes(grid.ranks, budget)
-        self._lr = LrOffer(offers=rank == 0)
+        self._planes: PlanesPolicy = (
+            FixedPlanes(planes) if planes else AdaptivePlanes(grid.ranks, budget, trimmable=trimmable)
+        )
+        # Lanes number their ops apart: there is no op after which all ranks could change it.
+        self._lr = LrOffer(offers=rank == 0 and lanes == 1)
 
     def terms(self, length: int) -> _native.Terms:
         """For the next op of a bucket of this many coordinates."""

@@ -144,8 +144,9 @@ class AdaptivePlanes:
     """Starts with the fewest planes in the budget. Ops with a key make steps, which are timed: in a trial few
     planes take turns with more, and what a plane costs decides. Without keys the fewest planes stay."""
 
-    def __init__(self, ranks: int, budget: float) -> None:
+    def __init__(self, ranks: int, budget: float, *, trimmable: bool = True) -> None:
         self._ranks = ranks
+        self._trimmable = trimmable  # it is known what a switch that trims leaves
         self._budget = self._room = budget
         self._correlation = 0.0
         self._bias = 1.0  # of ε, measured over predicted
@@ -169,7 +170,8 @@ class AdaptivePlanes:
         if report.status == "behind" or report.non_finite or not report.planes:
             return
         self._learn(report, spending)
-        if spending.recent.trimmed > TRIMMED_SHARE * self._budget and not self.whole:
+        trimmed = spending.recent.trimmed > TRIMMED_SHARE * self._budget
+        if trimmed and self._trimmable and not self.whole:
             self.whole = True
             self._news.append(
                 "packets are trimmed: from now on they are so short that this does nothing to them"

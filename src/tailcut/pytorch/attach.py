@@ -128,8 +128,10 @@ class Attachment:
             return True
         spent = self._step_error / max(1.0, self._step_coordinates)
         self._step_error = self._step_coordinates = 0.0
-        vote = torch.tensor([spent <= EXCESS * self._reducer.group.config.budget], dtype=torch.int32)
-        torch.distributed.all_reduce(vote, torch.distributed.ReduceOp.MIN, self._model().process_group)
+        ddp = self._model()
+        kept = spent <= EXCESS * self._reducer.group.config.budget
+        vote = torch.tensor([kept], dtype=torch.int32, device=next(ddp.parameters()).device)
+        torch.distributed.all_reduce(vote, torch.distributed.ReduceOp.MIN, ddp.process_group)
         return bool(vote.item())
 
     def _model(self) -> DistributedDataParallel:

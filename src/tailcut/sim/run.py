@@ -75,6 +75,8 @@ class Options:
         for name in self.against:
             if name not in ALGORITHMS:
                 raise ConfigError(f"cannot compare with {name!r}; there are {', '.join(ALGORITHMS)}")
+        if not 1 <= self.planes <= 16:
+            raise ConfigError(f"planes={self.planes} must be between 1 and 16 bits a coordinate")
         if self.mtu_bytes is not None and not 576 <= self.mtu_bytes <= 65_535:
             raise ConfigError(f"mtu={self.mtu_bytes} must be between 576 and 65535")
         if self.rate_bytes_per_s is not None and self.rate_bytes_per_s <= 0:
