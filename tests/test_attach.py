@@ -63,7 +63,9 @@ def eight() -> Run:
 @pytest.fixture(scope="module")
 def planes() -> Run:
     """As between hosts."""
-    return checked(torchrun(3, "modes", "fifty_steps", *PLANES, env={"TAILCUT_CODEC": "planes"}))
+    return checked(
+        torchrun(3, "modes", "fifty_steps", *PLANES, env={"TAILCUT_CODEC": "planes", "TAILCUT_PLANES": "16"})
+    )
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +160,22 @@ def test_two_dtypes_are_separate_buckets(two: Run) -> None:
 
 
 # ---- state -------------------------------------------------------------------------------------------------
+
+
+def test_ranks_vote_alike_on_a_step_that_costs_more_than_the_budget(habits: Run) -> None:
+    for rank in habits.results:
+        assert rank["votes_on_steps"]["votes"] == [True] * 13 + [False] * 13
+        assert rank["votes_on_steps"]["lr_scale"] < 0.9
+    assert [rank["votes_on_steps"]["heard"] for rank in habits.results] == [1, 0]
+
+
+def test_rank_0_says_which_planes_are_sent_and_why(habits: Run) -> None:
+    one, other = (rank["planes_are_told"] for rank in habits.results)
+    assert "planes for contributions and" in one["said"]
+    assert "a step took" in one["said"]
+    assert other["said"] == ""
+    assert one["planes"] >= 3
+    assert one["key"].endswith(("weight", "bias"))
 
 
 def test_counts_go_on_after_a_checkpoint(habits: Run) -> None:

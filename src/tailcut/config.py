@@ -77,7 +77,8 @@ class Config:
     planes: int = _setting("planes", int, 0)
     """Bits a coordinate of codec planes; 0: what makes steps shortest within ``budget`` (docs/budget.md). 1
     to 16 fix it. 16 err by 1e-9 of the squared norm of each block of 32,768 neighbours (coordinates far below
-    it lose precision); fewer send less and err more: 4 by 1 %, 1 by 57 % of each rank's vector."""
+    it lose precision); fewer send less and err more: 4 by 1 %, 1 by 57 % of each rank's vector. The
+    backend "tailcut", which averages more than gradients, takes 0 for 16 unless ``bound_sums`` is set."""
 
     budget: float = _setting("budget", float, 0.05)
     """ε that planes and the network may add to the mean gradient: 0.05 costs at most 5 % more rounds. Higher:

@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -17,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import tailcut
-from tailcut import Attachment, Config
+from tailcut import Attachment, Config, Stats
 from tests.training.common import (
     INPUTS,
     OUTPUTS,
@@ -98,6 +99,36 @@ def saved_and_loaded() -> dict[str, Any]:
 def deeply_copied() -> dict[str, Any]:
     ddp, _, attachment = trained()
     return _copy_trains_on(ddp, copy.deepcopy(ddp), attachment)
+
+
+@case
+def votes_on_steps() -> dict[str, Any]:
+    """One plane costs more than the budget, sixteen nothing; the budget of rank 1 allows anything."""
+    votes: list[bool] = []
+    heard: list[Stats] = []
+    for planes in (16, 1):
+        ddp = DistributedDataParallel(perceptron())
+        config = replace(PATIENT, codec="planes", planes=planes, budget=10.0 if RANK == 1 else 0.05)
+        with tailcut.attach(ddp, config, on_over_budget=heard.append) as attachment:
+            for step in range(130):
+                loss_of(ddp, step).backward()
+                if step % 10 == 0:
+                    votes.append(attachment.should_step())
+            scale = attachment.lr_scale
+    return {"votes": votes, "heard": len(heard), "lr_scale": scale}
+
+
+@case
+def planes_are_told() -> dict[str, Any]:
+    """Each rank chooses for itself; rank 0 says what and why."""
+    ddp = DistributedDataParallel(perceptron())
+    with tailcut.attach(ddp, replace(PATIENT, codec="planes")) as attachment:
+        said = io.StringIO()
+        with mock.patch.object(sys, "stderr", said):
+            for step in range(60):
+                loss_of(ddp, step).backward()
+        planes = attachment.reports[-1].planes
+    return {"said": said.getvalue(), "planes": planes, "key": str(attachment.reports[-1].key)}
 
 
 def _norm_with_statistics() -> nn.Module:

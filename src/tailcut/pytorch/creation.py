@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ def create(options: Any, group_options: Any) -> Any:
     store, rank, size = options.store, options.group_rank, options.group_size
     if disabled():
         return ProcessGroupGloo(store, rank, size, timeout=options.timeout)
-    group = open_group(store, "backend", rank, size, group_options or Config())
+    group = open_group(store, "backend", rank, size, careful(group_options or Config()))
     try:
         gloo = inner_gloo(group, store, options.timeout)
         farewell = None
@@ -35,6 +36,12 @@ def create(options: Any, group_options: Any) -> Any:
     except BaseException:
         group.close(linger_s=0.0)
         raise
+
+
+def careful(config: Config) -> Config:
+    """A backend averages whatever it is given, parameters too, which bear no noise: unless its user says that
+    it is for gradients, by ``planes`` or ``bound_sums``, all planes are sent."""
+    return config if config.planes or config.bound_sums else replace(config, planes=16)
 
 
 def bounded_part(process_group: Any) -> Bounded:
