@@ -187,7 +187,7 @@ class Group:
 
     def allreduce(self, array: npt.NDArray[np.float32], key: Hashable = None) -> Work:
         """Start averaging ``array`` over the ranks, in place; returns at once. Between hosts the mean may err
-        by ``config.budget``, as gradients may; with ``planes=16`` by 1e-9, and with ``codec="raw"`` not at all.
+        by ``config.budget``, as gradients may; with ``planes=16`` by 1e-9, with ``codec="raw"`` not at all.
 
         The array must not be touched until ``wait()`` returns. ``key`` names the bucket: one op of a key is
         in flight at a time, and with several lanes it chooses the lane: the same on all ranks.

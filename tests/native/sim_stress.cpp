@@ -100,7 +100,9 @@ void plan_hosts(Dice& dice, Plan& plan) {
         spec.limits.trim_payload_bytes = dice.one_of<std::uint32_t>({0, 38, 166});
         for (Rank rank = 0; rank < spec.ranks; ++rank)
             spec.planes_by_rank.push_back(dice.chance(0.5) ? 16 : static_cast<int>(1 + dice.below(16)));
+        spec.terms.scatter.whole = spec.terms.gather.whole = dice.chance(0.3);
     }
+    spec.terms.skip_above = dice.chance(0.2) ? 0.05f : 0.0f;
     spec.first_seq = dice.one_of<Seq>({0, 0, 1000, 0xFFFFFFF0});
     spec.record = true;
     spec.resend = dice.chance(0.6);

@@ -228,7 +228,7 @@ void closing_lets_ops_end(const Variant& variant) {
 // A lane that is destroyed without a word: the others' ops end at their deadline, and the process goes on.
 void destruction_is_a_death(const Variant& variant) {
     constexpr Duration kEnd = 300 * kMillisecond;
-    const Terms terms{{100 * kMillisecond, 100 * kMillisecond, kEnd, kEnd, kEnd, kEnd}};
+    const Terms terms{.bounds = {100 * kMillisecond, 100 * kMillisecond, kEnd, kEnd, kEnd, kEnd}};
     Lanes lanes(variant);
     std::vector<std::vector<float>> buckets;
     for (Rank rank = 0; rank < lanes.ranks(); ++rank) buckets.push_back(make_bucket(rank, 100'000));
