@@ -57,11 +57,19 @@ class Quality(NamedTuple):
     """Between the contributions of two ranks, on average: 0 independent, 1 all alike."""
 
 
+PERFECT = Quality(NO_ERROR, 0.0)
+
+
 def quality_of(energies: _native.Energies, *, ranks: int, live: int, rows: int = 1) -> Quality:
     """``ranks`` of the row that the op ran in, of which ``live`` were expected to contribute; ``rows`` like
     it: errors of their sums average out."""
     contributed, mean = energies.contributed, energies.mean
-    if not (0 < mean < math.inf and 0 < contributed < math.inf and energies.sampled > 0):
+    nothing_missing = not energies.received_lost and energies.sampled * live <= contributed
+    if nothing_missing and not energies.planes:  # raw, and most ops
+        return PERFECT
+    if not math.isfinite(mean + contributed + energies.received):  # an op with Inf or NaN
+        return PERFECT
+    if mean <= 0 or contributed <= 0:  # nothing but zeros, or nothing came
         return Quality(Epsilon(lost=_share(energies.received_lost, energies.received)), 0.0)
     # Owners reckon with Gaussian blocks, this rank has looked at its own: the others' are taken to be alike.
     quantized = energies.quantized / rows * _share(energies.sent_noise, energies.sent_nominal, 1.0)

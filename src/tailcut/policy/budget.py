@@ -41,14 +41,12 @@ class Spending:
         epsilon, length = report.epsilon, report.length
         self._ops += 1
         self._coordinates += length
-        self._sums = Epsilon(
-            *(total + length * part for total, part in zip(self._sums, epsilon, strict=True))
-        )
         self._longest = max(self._longest, length)
-        weight = max(1 / self._ops, 1 / RECENT_OPS) * length / self._longest
-        self.recent = Epsilon(
-            *((1 - weight) * old + weight * new for old, new in zip(self.recent, epsilon, strict=True))
-        )
+        if any(epsilon) or any(self.recent):  # of raw ops it is mostly nothing, and this runs in every op
+            weight = max(1 / self._ops, 1 / RECENT_OPS) * length / self._longest
+            pairs = list(zip(self._sums, self.recent, epsilon, strict=True))
+            self._sums = Epsilon(*[total + length * new for total, _, new in pairs])
+            self.recent = Epsilon(*[old + weight * (new - old) for _, old, new in pairs])
         self._ops_over = self._ops_over + 1 if self.over else 0
 
     @property

@@ -151,6 +151,7 @@ class AdaptivePlanes:
         self._correlation = 0.0
         self._bias = 1.0  # of ε, measured over predicted
         self._clock = _Clock()
+        self.choice = ALL
         self._few = self.choice = self._fewest()
         self.whole = False
         self._more = ALL  # what few planes were compared with
@@ -276,7 +277,7 @@ class AdaptivePlanes:
         return min(self._affordable(), key=lambda planes: (sum(planes), self._error(planes)))
 
     def _affordable(self) -> list[Planes]:
-        now = sum(getattr(self, "choice", ALL))
+        now = sum(self.choice)
         pairs = [Planes(s, g) for s in range(1, MOST_PLANES + 1) for g in range(1, MOST_PLANES + 1)]
         return [p for p in pairs if self._error(p) <= self._room * (NEAR if sum(p) < now else 1)] or [ALL]
 
