@@ -227,10 +227,10 @@ def _from_native(
     def since_entry(times: Sequence[int]) -> tuple[float | None, ...]:
         return tuple(None if at < 0 else (at - entered_at) / 1e9 for at in times)
 
-    gone = {place for place, silent in enumerate(native.silent) if silent} | set(native.abstained)
-    quality = quality_of(
-        native.energies, ranks=len(members), live=max(1, len(members) - len(gone)), rows=rows
-    )
+    silent, abstained = native.silent, native.abstained
+    gone = {place for place, quiet in enumerate(silent) if quiet}.union(abstained)
+    live = max(1, len(members) - len(gone))
+    quality = quality_of(native.energies, ranks=len(members), live=live, rows=rows)
     majority_at = native.majority_entered_at
     lengths = native.shard_lengths
     lost = sum(native.gather_missing) + sum(native.gather_empty)
@@ -243,7 +243,7 @@ def _from_native(
         contributed=native.contributed,
         non_finite=native.non_finite,
         scatter_lost=shares(native.scatter_missing, [lengths[native.place]] * len(lengths)),
-        abstained=tuple(members[peer] for peer in native.abstained),
+        abstained=tuple([members[peer] for peer in abstained]),
         gather_lost=shares(native.gather_missing, lengths),
         gather_empty=shares(native.gather_empty, lengths),
         lost_frac=lost / native.bucket_len if native.bucket_len else 0.0,
@@ -265,7 +265,7 @@ def _from_native(
         majority_entered_s=None if majority_at < 0 else (majority_at - entered_at) / 1e9,
         scatter_last_s=since_entry(native.scatter_last_at),
         gather_last_s=since_entry(native.gather_last_at),
-        silent=tuple(rank for rank, silent in zip(members, native.silent, strict=True) if silent),
+        silent=tuple([members[place] for place, quiet in enumerate(silent) if quiet]),
         sent_lost=shares(native.sent_lost_packets, native.sent_to_packets),
         received_lost=shares(
             native.received_lost_packets,
