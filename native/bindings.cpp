@@ -139,7 +139,11 @@ void bind_reports(nb::module_& m) {
         .def_ro("mean_quantized", &Energies::mean_quantized)
         .def_ro("received", &Energies::received)
         .def_ro("received_trimmed", &Energies::received_trimmed)
-        .def_ro("received_lost", &Energies::received_lost);
+        .def_ro("received_lost", &Energies::received_lost)
+        .def_ro("coords", &Energies::coords)
+        .def_ro("void_coords", &Energies::void_coords)
+        .def_ro("received_coords", &Energies::received_coords)
+        .def_ro("unseen_coords", &Energies::unseen_coords);
     nb::class_<OpReport>(m, "OpReport")
         .def_ro("ticket", &OpReport::ticket)
         .def_ro("status", &OpReport::status)

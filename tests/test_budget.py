@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tailcut import BudgetExceeded, Scenario, Stats, _native, simulate
+from tailcut import BudgetExceeded, Config, ConfigError, FileStore, Group, Scenario, Stats, _native, simulate
 from tailcut.epsilon import Epsilon
 from tailcut.grid import Grid
 from tailcut.policy.budget import LEAST_OPS, PERSISTENT_OPS, LrOffer, Spending
@@ -100,6 +100,13 @@ def test_skip_gives_a_zero_gradient_where_owners_lack_more_than_the_budget() -> 
     results, reports = late_rank("skip")
     assert not any(np.any(result) for result in results[:3])
     assert all(report.lost_frac == 1.0 for report in reports)
+    assert all(report.epsilon.lost == pytest.approx(1.0) for report in reports)
+    assert all(report.scatter_lost == (0, 0, 0, 1) for report in reports)  # and nobody else is blamed
+
+
+def test_skip_is_refused_where_a_rows_sum_stands_for_many(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="over_budget='skip' is for groups without rows"):
+        Group(0, 4, FileStore(tmp_path), Config(rows=2, over_budget="skip"))
 
 
 def test_raise_ends_wait_with_an_error_that_says_what_it_was(tmp_path: Path) -> None:
@@ -147,6 +154,10 @@ def test_all_ranks_change_the_learning_rate_after_the_same_op(rows: int, loss: f
     grid = Grid(4, rows)
     ops = 4 * LR_PERIOD_OPS
     scenario = Scenario(ranks=4, rows=rows, length=4096, ops=ops, codec="planes", loss=loss, deadline_s=1.0)
+    if rows == 1:  # rank 2 is late where the factor changes: the others are ahead of it
+        compute_s = np.zeros((ops, 4))
+        compute_s[2 * LR_PERIOD_OPS - 1 : 2 * LR_PERIOD_OPS + 3, 2] = 0.7
+        scenario = dataclasses.replace(scenario, compute_s=compute_s)
     pilots = [Watched(rank, grid) for rank in range(4)]
     simulate(scenario, policies=pilots)
     assert all(pilot.scales == pilots[0].scales for pilot in pilots)
@@ -164,8 +175,18 @@ def test_an_offer_holds_from_its_period_on_and_only_then_comes_the_next() -> Non
         assert offer.scale == 1.0
     assert offer.latest == LrScale(pytest.approx(0.8), 2)
     offer.after(op(2 * LR_PERIOD_OPS), Epsilon(quantized=1.0))
-    assert offer.scale == pytest.approx(0.8)
-    assert offer.latest == LrScale(pytest.approx(0.5), 4)
+    assert (offer.scale, offer.latest) == (0.8, LrScale(0.8, 2))
+    offer.after(op(3 * LR_PERIOD_OPS), Epsilon(quantized=1.0))
+    assert (offer.scale, offer.latest) == (0.8, LrScale(0.5, 5))
+
+
+def test_an_offer_that_holds_for_long_is_made_again_before_its_period_wraps() -> None:
+    offer = LrOffer(offers=True)
+    for period in range(3 << 15):
+        offer.after(op(period * LR_PERIOD_OPS), Epsilon(quantized=0.25))
+    assert offer.scale == 0.8
+    assert offer.latest is not None
+    assert (3 << 15) % (1 << 16) - offer.latest.period < 1 << 13
 
 
 def test_a_rank_takes_the_latest_that_it_hears_whatever_it_counts_itself() -> None:
@@ -183,6 +204,7 @@ def test_a_scale_from_the_network_is_between_nothing_and_one() -> None:
         (0.5, ""),
         (1.0, ""),
         (1.5, "shape"),
+        (0.01, "shape"),
         (-1.0, "shape"),
         (np.nan, "shape"),
     ):

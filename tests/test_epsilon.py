@@ -109,8 +109,36 @@ def test_a_rank_that_is_not_there_is_a_smaller_batch_and_not_in_the_total() -> N
     """Rank 3 says goodbye before the second op: of independent vectors the mean of three errs by 4/3 - 1."""
     scenario = Scenario(ranks=4, length=LENGTH, ops=2, codec="planes", ops_by_rank={3: 1}, deadline_s=0.5)
     reports = simulate(scenario, gradients("gaussian", 4, 0.0, ops=2)).reports(0)
-    assert [report.epsilon.absent for report in reports] == [0.0, pytest.approx(1 / 4, rel=0.1)]
+    assert [report.epsilon.absent for report in reports] == [0.0, pytest.approx(1 / 3, rel=0.1)]
     assert reports[1].epsilon.lost == pytest.approx(1 / 4, rel=0.1)  # its share of the mean, which is EMPTY
+
+
+@pytest.mark.parametrize("codec", ["raw", "planes"])
+def test_means_that_did_not_come_are_lost_also_where_nothing_is_known_of_them(codec: str) -> None:
+    """Of two ranks one leaves: half of every mean is nobody's."""
+    scenario = Scenario(ranks=2, length=LENGTH, ops=2, codec=codec, ops_by_rank={1: 1}, deadline_s=0.5)
+    report = simulate(scenario, gradients("gaussian", 2, 0.0, ops=2)).reports(0)[1]
+    assert report.lost_frac == pytest.approx(0.5, abs=0.001)
+    assert report.epsilon.lost == pytest.approx(1 / 2, rel=0.35)  # of the other half's size it knows nothing
+
+
+def test_one_rank_alone_is_told_what_its_planes_cost() -> None:
+    measured, reported, _ = run(gradients("gaussian", 1, 0.0, ops=1), planes=2)
+    assert reported.total == pytest.approx(measured, rel=WITHIN)
+
+
+@pytest.mark.parametrize("codec", ["raw", "planes"])
+def test_in_a_grid_ops_err_by_what_they_report(codec: str) -> None:
+    inputs = gradients("gaussian", 8, 0.0, ops=3)
+    measured, reported, found = run(inputs, rows=2, codec=codec, planes=3)
+    assert reported.total == pytest.approx(measured, rel=WITHIN, abs=1e-9)
+    assert found == pytest.approx(0.0, abs=0.03)
+
+
+def test_without_values_a_grid_expects_what_it_would_measure() -> None:
+    scenario = Scenario(ranks=8, rows=2, length=LENGTH, codec="planes", planes=3, deadline_s=0.5, elided=True)
+    (report,) = simulate(scenario).reports(0)
+    assert report.epsilon.quantized == pytest.approx(predicted(8, 0.0, 3, 3), rel=0.2)
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.05])

@@ -33,9 +33,10 @@ struct PacketLimits {
         const std::uint32_t room = payload_bytes - std::min(table, payload_bytes);
         std::uint32_t most = std::min(kInBlock, room / (8 * static_cast<std::uint32_t>(planes)));
         if (trim_payload_bytes > 0) {
-            const std::uint32_t left = trim_payload_bytes - (whole ? std::min(table, trim_payload_bytes) : 0);
-            most = std::min(most, std::max(left / (whole ? 8u * static_cast<std::uint32_t>(planes) : 8u),
-                                           std::min(1u, trim_payload_bytes / 8)));
+            const std::uint32_t first_plane = trim_payload_bytes / 8;
+            const std::uint32_t all_planes = (trim_payload_bytes - std::min(table, trim_payload_bytes)) /
+                                             (8 * static_cast<std::uint32_t>(planes));
+            most = std::min(most, whole ? std::max(all_planes, std::min(1u, first_plane)) : first_plane);
         }
         if (most == 0) return 0;
         const std::uint32_t packets = (kInBlock + most - 1) / most;

@@ -107,6 +107,7 @@ void ElidedMeans::finish(Rank own_shard, const std::vector<GranuleSet>& held) {
 void ElidedReduction::sum(const std::vector<GranuleSet>& arrived, std::span<float>,
                           std::span<float> weights) {
     if (layout_.length(shard_) == 0) return;
+    note(0, layout_.granules(shard_), arrived);
     for (std::uint32_t g = 0; g < weights.size(); ++g)
         weights[g] = static_cast<float>(std::count_if(arrived.begin(), arrived.end(),
                                                       [&](const GranuleSet& set) { return set.test(g); }));
@@ -121,7 +122,7 @@ bool ElidedRawReduction::settle(std::uint32_t first, std::uint32_t last,
                                 const std::vector<GranuleSet>& contributed, std::vector<Run>& runs) {
     const auto& arrived = context_.level == Level::kColumn ? weighty_ : contributed;
     const bool without_coords = layout_.coords(shard_, first, last) == 0;
-    note(first, last, arrived);
+    if (context_.level != Level::kRow) note(first, last, arrived);  // else in sum()
     for (std::uint32_t end; first < last; first = end) {
         bool empty = false;
         end = run_end(arrived, first, last, empty);
@@ -173,12 +174,10 @@ bool ElidedPlanesReduction::settle(std::uint32_t first, std::uint32_t last,
     return false;
 }
 
-// As PlanesReduction: packets in the order of sending, cut where nobody has delivered.
-void ElidedPlanesReduction::cut(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,
-                                std::vector<Run>& runs) {
-    const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
+void ElidedPlanesReduction::note(std::uint32_t first, std::uint32_t last,
+                                 const std::vector<GranuleSet>& arrived) {
     const Energies before = energies_;
-    note(first, last, arrived);
+    ElidedReduction::note(first, last, arrived);
     // One of those that came is the own one, as it is; the error of a mean of m is 1/w - 1 of m - 1 of m contributions.
     const double mean = energies_.mean - before.mean, sampled = energies_.sampled - before.sampled;
     const double contributed = energies_.contributed - before.contributed;
@@ -187,6 +186,13 @@ void ElidedPlanesReduction::cut(const codec::Stripe& stripe, const std::vector<G
             codec::nominal_noise(sent_planes_) * mean * std::max(0.0, 1 - sampled / contributed);
     energies_.planes += contributed * sent_planes_;
     energies_.mean_quantized += codec::nominal_noise(coding_.planes) * mean;
+}
+
+// As PlanesReduction: packets in the order of sending, cut where nobody has delivered.
+void ElidedPlanesReduction::cut(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,
+                                std::vector<Run>& runs) {
+    const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
+    if (context_.level != Level::kRow) note(first, last, arrived);  // else in sum()
     bool empty = false;
     if (run_end(arrived, first, last, empty) == last && empty) {
         runs.push_back({first, last, true});

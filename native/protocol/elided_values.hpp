@@ -76,7 +76,7 @@ public:
 
 protected:
     // Granules [first, last), of which so much has come.
-    void note(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived);
+    virtual void note(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived);
 
     const OpContext& context_;
     const Layout layout_;
@@ -123,6 +123,7 @@ public:
     std::size_t mean_floats() const override;
 
 private:
+    void note(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived) override;
     codec::SendOrder send_order() const;
     void cut(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived, std::vector<Run>& runs);
 

@@ -229,7 +229,7 @@ void Endpoint::on_feedback(Time now, const wire::Header& header, std::span<const
     peer.goodbye_heard |= (header.flags & wire::kGoodbyeKnown) != 0;
     if (closing_ && !peer.gone && !peer.goodbye_heard) ask_later(now, peer);  // settle() has disarmed it
     const LrScale told{header.lr_scale, header.lr_period};
-    if (told.newer_than(lr_scale_)) lr_scale_ = told;
+    if (told.near(header.seq) && told.newer_than(lr_scale_)) lr_scale_ = told;
     note_entered(now, header.source, header.seq);
 }
 

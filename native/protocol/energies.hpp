@@ -11,17 +11,20 @@ struct Energies {
     double contributed = 0;  // a contribution: the mean of those that came
     double sampled = 0;      // the same, over how many came
     double mean = 0;         // their mean, its error included
-    double quantized =
-        0;  // error of the mean by the planes that were sent, of Gaussian blocks independent by rank,
+    // Error of the mean by the planes that were sent, as of Gaussian blocks whose errors are independent by rank,
+    double quantized = 0;
     double trimmed = 0;    // and by those that were cut off on the way
     double planes = 0;     // those that were sent, times `contributed`: for their mean
     double void_mean = 0;  // what the mean would be where nobody delivered
+    double coords = 0,
+           void_coords = 0;  // planes: of blocks with a mean, and of those of which nobody delivered any
     // SCATTER, at the sender: error of its contributions, and what it were if their blocks were Gaussian.
     double sent_noise = 0, sent_nominal = 0;
     // GATHER, at the owner: error by the planes of the mean.
     double mean_quantized = 0;
     // GATHER, at the receiver: the means of the other owners, and the errors by what was cut off and what did not come.
     double received = 0, received_trimmed = 0, received_lost = 0;
+    double received_coords = 0, unseen_coords = 0;  // planes: of blocks of which something came, and nothing
 
     Energies& operator+=(const Energies& other) {
         contributed += other.contributed, sampled += other.sampled, mean += other.mean;
@@ -30,6 +33,8 @@ struct Energies {
         sent_noise += other.sent_noise, sent_nominal += other.sent_nominal;
         received += other.received, received_trimmed += other.received_trimmed;
         received_lost += other.received_lost;
+        coords += other.coords, void_coords += other.void_coords;
+        received_coords += other.received_coords, unseen_coords += other.unseen_coords;
         return *this;
     }
 };

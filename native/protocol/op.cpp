@@ -50,7 +50,8 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, std::span<const
     bucket_ = bucket;
     bounds_ = terms.bounds;
     scatter_ = terms.scatter;
-    gather_ = terms.gather;
+    // A mean has one coding, which was chosen before if some of it is final.
+    if (owned_->final_granules() == 0) gather_ = terms.gather;
     skip_above_ = terms.skip_above;
     entered_at_ = now;
     deadline_ = now + terms.bounds.deadline;
@@ -382,7 +383,7 @@ void Op::fill_report(Time now, Status status, bool record_fates) {
     for (Rank rank = 0; rank < shape_.ranks; ++rank) {
         const Rank shard = shape_.shard_of(rank, seq_);
         report_.shard_lengths.push_back(layout_.length(shard));
-        report_.scatter_missing[rank] = missing(own_shard(), owned_->arrived(rank));
+        report_.scatter_missing[rank] = missing(own_shard(), owned_->delivered(rank));
         if (owned_->abstained(rank)) report_.abstained.push_back(rank);
         if (rank == shape_.self) continue;
         report_.gather_missing[rank] = missing(shard, answered_[shard]);

@@ -48,7 +48,7 @@ public:
 
     // What has come from a rank: of its contribution, or of its mean.
     const GranuleSet& came(wire::Stage stage, Rank from) const {
-        return stage == wire::Stage::kScatter ? owned_->arrived(from)
+        return stage == wire::Stage::kScatter ? owned_->delivered(from)
                                               : answered_[shape_.shard_of(from, seq_)];
     }
 

@@ -133,8 +133,10 @@ double OwnedShard::lacking() const {
 void OwnedShard::close(Time now, Ending ending, float skip_above) {
     if (scattered()) return;
     ending_ = ending;
-    if (skip_above > 0 && lacking() > skip_above)
+    if (skip_above > 0 && lacking() > skip_above) {
+        delivered_ = arrived_;
         for (GranuleSet& arrived : arrived_) arrived.keep_only(final_);
+    }
     for (auto& settled : settled_) settled = shape_.ranks;
     settle_complete(0, granules_, now);
 }

@@ -55,7 +55,10 @@ public:
     bool non_finite() const { return non_finite_; }
     const Energies& energies() const { return values_->energies(); }
     bool abstained(Rank rank) const { return abstains_[rank]; }
-    const GranuleSet& arrived(Rank rank) const { return arrived_[rank]; }
+    const GranuleSet& arrived(Rank rank) const { return arrived_[rank]; }  // and is in the mean
+    const GranuleSet& delivered(Rank rank) const {
+        return delivered_.empty() ? arrived_[rank] : delivered_[rank];
+    }
     std::span<const Run> runs() const { return runs_; }
 
     // Sending, to a peer or to all that multicast covers (as peer, the number of ranks): these have one cursor. `pending`
@@ -102,6 +105,7 @@ private:
     std::unique_ptr<Reduction> values_;
 
     std::vector<GranuleSet> arrived_;     // by rank: granules with a value
+    std::vector<GranuleSet> delivered_;   // by rank: those before the op was skipped; or none
     std::vector<std::uint16_t> settled_;  // by granule: ranks that delivered it or never will
     GranuleSet complete_;                 // granules settled by all ranks, and handed on for reduction
     GranuleSet final_;                    // granules whose mean is computed

@@ -60,7 +60,7 @@ void PlanesMeans::complete(Rank shard, const codec::BlockSpan& block, const Gran
     energies_.received += damage.energy;
     energies_.received_trimmed += damage.trimmed;
     energies_.received_lost += damage.lost;
-    (incoming.sum.weight() > 0 ? known_ : unknown_) += block.length;
+    (incoming.sum.weight() > 0 ? energies_.received_coords : energies_.unseen_coords) += block.length;
     const codec::BlockKeys keys(shape_.seed, seq_, shard);
     incoming.sum.rotate_back_bounded(z, result(shard, block), keys.of(block));
     incoming.done = true;
@@ -90,10 +90,6 @@ void PlanesMeans::finish(Rank own_shard, const std::vector<GranuleSet>& held) {
                        [&](const codec::BlockSpan& block, Incoming& incoming) {
                            if (!incoming.done) complete(shard, block, held[shard]);
                        });
-    // Blocks of which nothing came, not even σ, count as the others do.
-    const double density = known_ > 0 ? energies_.received / static_cast<double>(known_) : 0;
-    energies_.received += density * static_cast<double>(unknown_);
-    energies_.received_lost += density * static_cast<double>(unknown_);
 }
 
 }  // namespace tailcut

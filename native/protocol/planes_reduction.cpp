@@ -155,7 +155,7 @@ void PlanesReduction::conclude(std::span<const float> means, const GranuleSet& h
             const std::uint32_t present = held.count(block.first_granule(), block.last_granule());
             const auto z = mean.block(b);
             if (present > 0) std::copy_n(means.begin() + block.begin, block.length, z.begin());
-            if (present > 0) note_mean(block, z, present);
+            note_mean(block, z, present);
             mean.scales.push_back(codec::scale_of_mean(z, std::size_t{present} * kGranule, false, false));
         }
         encode(stripe, mean, coding.planes, runs);
@@ -248,9 +248,14 @@ bool PlanesReduction::accumulate_block(const codec::BlockSpan& block, std::span<
 
 void PlanesReduction::note_mean(const codec::BlockSpan& block, std::span<const float> mean,
                                 std::uint32_t present) {
+    if (present == 0) {
+        energies_.void_coords += block.length;
+        return;
+    }
     const double energy = means_[block.index] = codec::sum_of_squares(mean);
     energies_.mean += energy;
-    if (present > 0) energies_.void_mean += energy * (block.length / kGranule - present) / present;
+    energies_.coords += block.length;
+    energies_.void_mean += energy * (block.length / kGranule - present) / present;
 }
 
 // The packets of a stripe without the granules that nobody delivered, and all of it as runs, in the order of sending.

@@ -156,7 +156,6 @@ private:
     float* base_;
     std::vector<std::vector<Incoming>> blocks_;  // by shard
     std::vector<float> ragged_;                  // the bucket's last block, if it is longer than the bucket
-    std::size_t known_ = 0, unknown_ = 0;        // coordinates of blocks of which something came, and nothing
 };
 
 }  // namespace tailcut

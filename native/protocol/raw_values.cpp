@@ -125,6 +125,7 @@ void RawReduction::sum(const std::vector<GranuleSet>& arrived, std::span<float> 
         const std::uint32_t coords = layout_.coords(shard_, first, end);
         const bool empty = sources_.empty() || coords == 0;
         if (!empty) codec::mean_in_order(sources_, 1, coords, sums.data() + first * kGranule);
+        energies_ += nominal_energies(coords, empty ? 0 : sources_.size(), layout_.ranks);
         std::fill_n(weights.begin() + first, end - first, empty ? 0 : weight);
     }
 }

@@ -88,9 +88,15 @@ struct Coding {
 // The learning rate's factor that rank 0 offers, and from which op on: from the first of the period. Scale 0: none.
 struct LrScale {
     static constexpr Seq kPeriodOps = 64;
+    static constexpr int kMostPeriodsAhead = 3;
     float scale = 0;
     std::uint16_t period = 0;  // modulo 2^16
 
+    // Rule 11: announced for so soon after the op that nobody can fix it for long. What holds already is repeated.
+    bool near(Seq seq) const {
+        const auto ahead = static_cast<std::int16_t>(period - static_cast<std::uint16_t>(seq / kPeriodOps));
+        return ahead <= kMostPeriodsAhead;
+    }
     bool newer_than(const LrScale& other) const {
         return scale > 0 && (other.scale == 0 || static_cast<std::int16_t>(period - other.period) > 0);
     }

@@ -48,7 +48,8 @@ bool known_codec(std::uint8_t type, std::uint8_t flags, std::uint8_t codec, std:
 }
 
 bool sound_lr_scale(const Header& header) {
-    return header.type == Type::kData || (header.lr_scale >= 0 && header.lr_scale <= 1);
+    return header.type == Type::kData || header.lr_scale == 0 ||
+           (header.lr_scale >= kLeastLrScale && header.lr_scale <= 1);
 }
 
 // W7 for planes: a scale that a sender may state, and gains that are numbers above -1.

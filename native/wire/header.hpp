@@ -104,6 +104,7 @@ Parsed parse(std::span<const std::byte> datagram);
 std::uint64_t tag_of(std::span<const std::byte> datagram);
 
 inline constexpr int kMaxPlanes = 16;
+inline constexpr float kLeastLrScale = 0.05f;
 inline constexpr int kMeasuredPlanes = 9;  // gains are stated up to this number of planes
 // The bytes of the gains at 2 and more planes, which follow plane 1 if they were measured.
 constexpr std::size_t gain_table_bytes(int planes, bool measured) {

@@ -41,9 +41,13 @@ class Epsilon(NamedTuple):
         """What counts against the budget."""
         return self.quantized + self.trimmed + self.lost
 
-    def __str__(self) -> str:
+    def sources(self) -> str:
+        """In words, in parentheses; nothing if there are none."""
         parts = ", ".join(f"{name} {value:.2%}" for name, value in self._asdict().items() if value > 5e-5)
-        return f"{self.total:.2%}" + (f" ({parts})" if parts else "")
+        return f" ({parts})" if parts else ""
+
+    def __str__(self) -> str:
+        return f"{self.total:.2%}{self.sources()}"
 
 
 NO_ERROR = Epsilon()
@@ -63,36 +67,57 @@ PERFECT = Quality(NO_ERROR, 0.0)
 def quality_of(energies: _native.Energies, *, ranks: int, live: int, rows: int = 1) -> Quality:
     """``ranks`` of the row that the op ran in, of which ``live`` were expected to contribute; ``rows`` like
     it: errors of their sums average out."""
-    contributed, mean = energies.contributed, energies.mean
-    nothing_missing = not energies.received_lost and energies.sampled * live <= contributed
-    if nothing_missing and not energies.planes:  # raw, and most ops
+    e = energies
+    coded = e.planes or e.mean_quantized or e.void_coords or e.unseen_coords
+    if not (coded or e.void_mean or e.received_lost) and e.sampled * live <= e.contributed:
+        return PERFECT  # raw, and most ops
+    if not math.isfinite(e.mean + e.contributed + e.received):  # an op with Inf or NaN
         return PERFECT
-    if not math.isfinite(mean + contributed + energies.received):  # an op with Inf or NaN
-        return PERFECT
-    if mean <= 0 or contributed <= 0:  # nothing but zeros, or nothing came
-        return Quality(Epsilon(lost=_share(energies.received_lost, energies.received)), 0.0)
-    # Owners reckon with Gaussian blocks, this rank has looked at its own: the others' are taken to be alike.
-    quantized = energies.quantized / rows * _share(energies.sent_noise, energies.sent_nominal, 1.0)
-    trimmed = energies.trimmed / rows
-    count = rows * contributed / energies.sampled  # of contributions in a mean
-    shared = 1.0  # errors of ranks that correlate do not average out
-    for _ in range(CORRELATION_ROUNDS):
-        clean = max(LEAST_MEAN * mean, mean - shared * (quantized + trimmed))
-        correlation = correlation_of(count, clean / contributed)
-        shared = 1 + max(0.0, count - rows - 1) * shared_error(energies.planes / contributed, correlation)
-    quantized, trimmed = shared * quantized, shared * trimmed
-    spread = (1 - correlation) * contributed / rows
-    missing = energies.sampled / contributed - 1 / live
-    whole = clean + energies.received  # the own shard does not travel
+    # What nobody has seen is taken to be like the rest.
+    density = _share(e.mean + e.received, e.coords + e.received_coords)
+    void, lost = e.void_mean + density * e.void_coords, e.received_lost + density * e.unseen_coords
+    received = e.received + density * e.unseen_coords
+    if e.mean + received <= 0:  # all zeros, or nothing came
+        missing_all = void > 0 or e.void_coords > 0 or e.unseen_coords > 0
+        return Quality(Epsilon(lost=1.0), 0.0) if missing_all else PERFECT
+    if e.mean <= 0 or e.contributed <= 0:  # nothing of the own shard came
+        return Quality(Epsilon(lost=(void + lost) / (void + received)), 0.0)
+    # Squares that were looked at are of the mean of all rows, nominal ones of that of one.
+    averaged = rows if e.coords else 1
+    count = rows * e.contributed / e.sampled  # of contributions in a mean
+    contributed = e.contributed * rows / averaged
+    quantized, trimmed, correlation = _coding_errors(e, count, contributed, averaged)
+    spread = (1 - correlation) * contributed / rows  # of one contribution around the mean
+    missing = spread * max(0.0, e.sampled / e.contributed - 1 / live)
+    absent = spread * max(0.0, 1 / live - 1 / ranks)
+    least = LEAST_MEAN * e.mean
+    mean = max(least, e.mean - quantized - trimmed - missing) + void  # of all who were expected
+    whole = mean + received  # the own shard does not travel
     return Quality(
         Epsilon(
-            quantized=(quantized + energies.mean_quantized) / clean,
-            trimmed=trimmed / clean + energies.received_trimmed / whole,
-            lost=(spread * max(0.0, missing) + energies.void_mean) / clean + energies.received_lost / whole,
-            absent=spread * max(0.0, 1 / live - 1 / ranks) / clean,
+            quantized=(quantized + e.mean_quantized) / mean,
+            trimmed=trimmed / mean + e.received_trimmed / whole,
+            lost=missing / mean + (void + lost) / whole,
+            absent=absent / max(least, mean - absent),
         ),
         correlation,
     )
+
+
+def _coding_errors(
+    e: _native.Energies, count: float, contributed: float, averaged: int
+) -> tuple[float, float, float]:
+    """Of the mean of ``count`` contributions: by the planes that were sent, by those that were cut off, and
+    the correlation that follows."""
+    # Owners reckon with Gaussian blocks, this rank has looked at its own: the others' are taken to be alike.
+    quantized = e.quantized / averaged * _share(e.sent_noise, e.sent_nominal, 1.0)
+    trimmed = e.trimmed / averaged
+    correlation, shared = 0.0, 1.0  # errors of ranks that correlate do not average out
+    for _ in range(CORRELATION_ROUNDS):
+        clean = max(LEAST_MEAN * e.mean, e.mean - shared * (quantized + trimmed))
+        correlation = correlation_of(count, clean / contributed)
+        shared = 1 + max(0.0, count - 2) * shared_error(e.planes / e.contributed, correlation)
+    return shared * quantized, shared * trimmed, correlation
 
 
 def unbiased_nmse(planes: int) -> float:

@@ -109,14 +109,18 @@ class Group:
         self._calls = 0
         self._on_over_budget = on_over_budget
         self._told_excess = False
-        self._alarms: set[str] = set()
-        self._told: set[str] = set()
+        self._trimmed = self._told_trimmed = False
         self._keys: set[Hashable] = set()
         # What the engine may still write to: the array stays alive even if its Work is dropped.
         self._in_flight: dict[
             tuple[int, int], tuple[npt.NDArray[np.float32], weakref.ref[Work], Hashable]
         ] = {}
         self._grid = grid_of(world_size, self.config.rows, self.config.multicast)
+        if self._grid.rows > 1 and self.config.over_budget == "skip":
+            raise ConfigError(
+                f"over_budget='skip' is for groups without rows, and {world_size} ranks make "
+                f"{self._grid.rows}: take 'wait' or 'raise', or set rows=1"
+            )
         self._lanes = self._open(store, name)
         _open_groups.add(self)
 
@@ -339,15 +343,17 @@ class Group:
                 totals.behind_ops += outcome.behind_ops
                 totals.coordinates += outcome.length
                 totals.lost_coordinates += round(outcome.lost_frac * outcome.length)
-                if outcome.trimmed_packets and not self.config.trim_bytes:
-                    self._alarms.add(_TRIMMED)
-                outcome = self._steering.excess() or outcome
+                self._trimmed |= outcome.trimmed_packets > 0
+                if outcome.status != "behind":
+                    outcome = self._steering.excess() or outcome
         return outcome
 
     def _sound_alarms(self) -> None:
         with self._lock:
-            alarms = [*self._steering.take_alarms(), *sorted(self._alarms - self._told)]
-            self._told |= self._alarms
+            alarms = self._steering.take_alarms()
+            if self._trimmed and not self._told_trimmed and not self.config.trim_bytes:
+                self._told_trimmed = True
+                alarms.append(_TRIMMED)
             persistent = self._steering.spending.persistent
             excess = persistent and not self._told_excess
             self._told_excess = persistent

@@ -91,7 +91,9 @@ class Stats:
         )
         text += f"{_with_unit(self.sent_bytes)} sent, {_with_unit(self.received_bytes)} received"
         if self.budget:
-            text += f"; ε {self.epsilon}: this run spent {self.epsilon.total:.1%} of its {self.budget:.1%}"
+            text += (
+                f"; this run spent {self.epsilon.total:.1%} of its {self.budget:.1%}{self.epsilon.sources()}"
+            )
         text += "".join(f"; {note}" for note in self._notes())
         return text if self.contributing else f"{text}; too far behind, contributes nothing until resynced"
 

@@ -71,6 +71,12 @@ LR_STEP = 0.005
 LR_AHEAD_PERIODS = 2
 """A factor is announced so far ahead: 64 to 128 ops, in each of which every rank hears it several times."""
 
+LR_REPEAT_PERIODS = 1 << 12
+"""One that still holds is announced again: periods are numbers of 16 bits."""
+
+LEAST_LR = 0.05
+"""Smaller factors from the network are refused."""
+
 _PERIODS = 1 << 16
 
 
@@ -94,17 +100,19 @@ class LrOffer:
         for heard in (report.lr_scale, *(column.lr_scale for column in report.column)):
             if heard and (self.latest is None or _later(heard.period, self.latest.period)):
                 self.latest = heard
-        if self._holds(period):
-            assert self.latest is not None
-            self.scale = self.latest.scale
-        # One at a time: the next is announced when this one holds.
-        if self._offers and report.seq % LR_PERIOD_OPS == 0 and (self.latest is None or self._holds(period)):
-            scale = round(round(1 / (1 + max(0.0, recent.total)) / LR_STEP) * LR_STEP, LR_DIGITS)
-            if abs(scale - self.scale) > LR_STEP / 2:
-                self.latest = LrScale(scale, (period + LR_AHEAD_PERIODS) % _PERIODS)
+        if self.latest is None or not _later(self.latest.period, period):
+            self.scale = self.latest.scale if self.latest else 1.0
+        if self._offers and report.seq % LR_PERIOD_OPS == 0:
+            self._offer(period, 1 / (1 + max(0.0, recent.total)))
 
-    def _holds(self, period: int) -> bool:
-        return self.latest is not None and not _later(self.latest.period, period)
+    def _offer(self, period: int, factor: float) -> None:
+        # One at a time, and the next a period after this one holds: ranks that are behind must not miss it.
+        if self.latest is not None and not _later(period, self.latest.period):
+            return
+        scale = max(LEAST_LR, round(round(factor / LR_STEP) * LR_STEP, LR_DIGITS))
+        old = self.latest is not None and _later(period, (self.latest.period + LR_REPEAT_PERIODS) % _PERIODS)
+        if abs(scale - self.scale) > LR_STEP / 2 or old:
+            self.latest = LrScale(scale, (period + LR_AHEAD_PERIODS) % _PERIODS)
 
 
 def _later(period: int, than: int) -> bool:

@@ -151,10 +151,9 @@ class AdaptivePlanes:
         self._correlation = 0.0
         self._bias = 1.0  # of ε, measured over predicted
         self._clock = _Clock()
-        self.choice = ALL
-        self._few = self.choice = self._fewest()
+        self._few = self.choice = self._fewest(ALL)
         self.whole = False
-        self._more = ALL  # what few planes were compared with
+        self._compared = ALL  # what few planes were compared with
         self._step_s: dict[Planes, float] = {}  # by planes: what the latest trial has found
         self._parts = [
             _Part(self._few, FIRST_STEPS, FIRST_STEPS // 2),
@@ -162,7 +161,7 @@ class AdaptivePlanes:
         ]
         self._times_s: list[float] = []  # of the steps of the first part
         self._latest_s: deque[float] = deque(maxlen=2 * TRIAL_STEPS)
-        self._since = 0  # steps since the last trial
+        self._steps_since_trial = 0  # steps since the last trial
         self._usual_s = 0.0
         self._news: list[str] = []
 
@@ -177,6 +176,7 @@ class AdaptivePlanes:
             self._news.append(
                 "packets are trimmed: from now on they are so short that this does nothing to them"
             )
+            self._try_again()
         step_s = self._clock.step_s(report, now_s - report.elapsed_s) if report.key is not None else None
         if step_s is not None:
             self._after_step(step_s)
@@ -212,17 +212,22 @@ class AdaptivePlanes:
         if self._parts:
             self._after_trial_step(step_s)
             return
-        self._since += 1
+        self._steps_since_trial += 1
         usual_s = median(self._latest_s)
-        if self._since == self._latest_s.maxlen:
+        if self._steps_since_trial == self._latest_s.maxlen:
             self._usual_s = usual_s
-        if self._since % REVIEW_STEPS == 0:
+        if self._steps_since_trial % REVIEW_STEPS == 0:
             self._review()
-        if self._since >= TRIAL_EVERY_STEPS and not 1 / OTHER_PACE < usual_s / self._usual_s < OTHER_PACE:
-            self._step_s.clear()
-            self._few = self._fewest()
-            self._parts = self._turns(self._few, ALL)
-            self.choice = self._parts[0].planes
+        if (
+            self._steps_since_trial >= TRIAL_EVERY_STEPS
+            and not 1 / OTHER_PACE < usual_s / self._usual_s < OTHER_PACE
+        ):
+            self._try_again()
+
+    def _try_again(self) -> None:
+        self._step_s.clear()
+        self._few = self.choice = self._fewest(self.choice)
+        self._parts, self._times_s = self._turns(self._few, ALL), []
 
     def _after_trial_step(self, step_s: float) -> None:
         part = self._parts[0]
@@ -234,12 +239,12 @@ class AdaptivePlanes:
             return
         self._step_s[part.planes] = min(median(timed_s), self._step_s.get(part.planes, float("inf")))
         if part.planes != self._few:
-            self._more = part.planes
+            self._compared = part.planes
         self._parts, self._times_s = [] if clear else self._parts[1:], []
         if self._parts:
             self.choice = self._parts[0].planes
             return
-        self._since = 0
+        self._steps_since_trial = 0
         self._choose(self._best(), "")
 
     def _turns(self, *turns: Planes) -> list[_Part]:
@@ -255,11 +260,9 @@ class AdaptivePlanes:
             return
         self.choice = planes
         if self._timed:
-            few_ms, more_ms = 1e3 * self._step_s[self._few], 1e3 * self._step_s[self._more]
-            why = (
-                why
-                or f"a step took {few_ms:.3g} ms with {self._few} planes, {more_ms:.3g} ms with {self._more}"
-            )
+            few_ms, more_ms = 1e3 * self._step_s[self._few], 1e3 * self._step_s[self._compared]
+            timed = f"{few_ms:.3g} ms with {self._few} planes, {more_ms:.3g} ms with {self._compared}"
+            why = why or f"a step took {timed}"
         self._news.append(
             f"{planes.scatter} planes for contributions and {planes.gather} for means, ε about "
             f"{self._error(planes):.1%} (budget {self._budget:.1%})" + (f": {why}" if why else "")
@@ -267,19 +270,22 @@ class AdaptivePlanes:
 
     @property
     def _timed(self) -> bool:
-        return {self._few, self._more} <= self._step_s.keys()
+        return self._few != self._compared and {self._few, self._compared} <= self._step_s.keys()
 
     def _best(self) -> Planes:
+        return min(
+            self._affordable(self.choice), key=lambda planes: (self._cost_s(planes), self._error(planes))
+        )
+
+    def _fewest(self, now: Planes) -> Planes:
+        return min(self._affordable(now), key=lambda planes: (sum(planes), self._error(planes)))
+
+    def _affordable(self, now: Planes) -> list[Planes]:
         """Within the budget; fewer planes than now only if they are well within."""
-        return min(self._affordable(), key=lambda planes: (self._cost_s(planes), self._error(planes)))
-
-    def _fewest(self) -> Planes:
-        return min(self._affordable(), key=lambda planes: (sum(planes), self._error(planes)))
-
-    def _affordable(self) -> list[Planes]:
-        now = sum(self.choice)
         pairs = [Planes(s, g) for s in range(1, MOST_PLANES + 1) for g in range(1, MOST_PLANES + 1)]
-        return [p for p in pairs if self._error(p) <= self._room * (NEAR if sum(p) < now else 1)] or [ALL]
+        return [p for p in pairs if self._error(p) <= self._room * (NEAR if sum(p) < sum(now) else 1)] or [
+            ALL
+        ]
 
     def _error(self, planes: Planes) -> float:
         return self._bias * predicted(self._ranks, self._correlation, *planes)
@@ -289,6 +295,6 @@ class AdaptivePlanes:
         one costs is not known."""
         if not self._timed:
             return float(sum(planes))
-        few_s, more_s = self._step_s[self._few], self._step_s[self._more]
-        plane_s = max(0.0, more_s - few_s) / (sum(self._more) - sum(self._few))
+        few_s, more_s = self._step_s[self._few], self._step_s[self._compared]
+        plane_s = max(0.0, more_s - few_s) / (sum(self._compared) - sum(self._few))
         return (few_s + plane_s * (sum(planes) - sum(self._few))) * (1 + self._error(planes))
