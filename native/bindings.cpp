@@ -64,6 +64,12 @@ void bind_wire(nb::module_& m) {
         .def_rw("latest", &wire::Header::latest)
         .def_rw("share", &wire::Header::share)
         .def_rw("count", &wire::Header::count)
+        .def_rw("key", &wire::Header::key)
+        .def_rw("epoch", &wire::Header::epoch)
+        .def_rw("incarnation", &wire::Header::incarnation)
+        .def_rw("loss_scale_tag", &wire::Header::loss_scale_tag)
+        .def_rw("error_energy", &wire::Header::error_energy)
+        .def_rw("error_op", &wire::Header::error_op)
         .def_rw("stamp_us", &wire::Header::stamp_us)
         .def_rw("entry_us", &wire::Header::entry_us)
         .def_prop_rw(

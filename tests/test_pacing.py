@@ -8,7 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from tailcut import Scenario, Simulation, _native, simulate
+from tailcut import Freeze, Scenario, Simulation, _native, simulate
 
 MTU_PAYLOADS = {1500: 1408, 9000: 8704}
 
@@ -185,3 +185,24 @@ def test_a_full_queue_of_the_own_host_lowers_the_rate_once_in_a_round_trip() -> 
     rate.push_back(now_ns)
     rate.push_back(now_ns + 1)
     assert rate.bytes_per_s == pytest.approx(0.9 * before)
+
+
+def test_a_feedback_covers_all_that_is_in_flight() -> None:
+    """A rank that stood still answers thousands of datagrams at once; what it lacks of them is sent again."""
+    simulation = simulate(
+        Scenario(
+            ranks=2,
+            length=2_000_000,
+            elided=True,
+            deadline_s=1.0,
+            delay_s=50e-6,
+            loss=0.02,
+            socket_buffer_bytes=64 << 20,
+            freezes=[Freeze(rank=1, from_s=10e-6, until_s=0.02)],
+        )
+    )
+    for rank in range(2):
+        (report,) = simulation.reports(rank)
+        assert report.status == "complete"
+        assert report.elapsed_s < 0.1
+        assert simulation.native.counters[rank].resent_packets > 100

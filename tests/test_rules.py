@@ -452,8 +452,10 @@ def forged(**fields) -> _native.Header:
 
 ones = np.ones(64, np.float32).tobytes()
 HOSTILE = {
-    "short": forged().pack()[:47],
-    "version": b"\x7c\x02" + forged().pack()[2:] + ones,
+    "short": forged().pack()[:63],
+    "short-version": b"\x7c",
+    "version": b"\x7c\x01" + forged().pack()[2:] + ones,
+    "version-header": b"\x7c\x01" + forged().pack()[2:48],  # that of version 1 had 48 bytes
     "type": forged(flags=0x40).pack() + ones,
     "group": forged(group_tag=1).pack() + ones,
     "source": forged(source=3).pack() + ones,
@@ -469,6 +471,8 @@ HOSTILE = {
     "shape-long": forged().pack() + ones + b"\0",
     "shape-overflow": forged(first=0xFFFFFFC0).pack() + ones,
     "shape-not-entered": forged(entry_us=0xFFFFFFFF).pack() + ones,
+    "epoch": forged(epoch=1).pack() + ones,
+    "epoch-life": forged(incarnation=1).pack() + ones,
     "owner": forged(shard=(forged().shard + 1) % 3).pack() + ones,
     "owner-gather": forged(flags=1).pack() + ones,
 }

@@ -12,31 +12,79 @@ from tailcut import Scenario, _native, simulate
 from tests.oracle import rank_order_mean
 from tests.test_rules import forged, group_tag
 
-TABLE_1 = struct.Struct("<BBBB6sHHHIIIHBBIIfHH")
+TABLE_1 = struct.Struct("<BBBBHH6sHIIIIIHHIIfHHHHB3x")
+(MAGIC, VERSION, TYPE, CODEC, FLAGS, SOURCE, TAG, EPOCH, NUMBER, SEQ, KEY, LENGTH) = range(12)
+(FIRST, COUNT, SHARD, STAMP, ENTRY, SCALE, GAIN_FULL, GAIN_ONE, LIFE, LOSS_SCALE, INCAST) = range(12, 23)
 
 
 def test_the_header_has_the_documented_bytes() -> None:
     header = _native.Header()
-    header.type, header.flags, header.group_tag, header.number = 1, 5, 0x112233445566, 0x7788
+    header.type, header.flags, header.group_tag, header.number = 1, 0x105, 0x112233445566, 0x778899AA
     header.source, header.shard, header.seq, header.bucket_len = 3, 2, 77, 1_000_000
     header.first, header.count, header.stamp_us, header.entry_us = 6400, 320, 123_456, 999
+    header.key, header.epoch, header.incarnation = 0xDEADBEEF, 7, 8
+    header.loss_scale_tag, header.incast = 9, 4
     packed = header.pack()
-    assert len(packed) == TABLE_1.size == _native.HEADER_BYTES == 48
+    assert len(packed) == TABLE_1.size == _native.HEADER_BYTES == 64
     assert TABLE_1.unpack(packed) == (
-        *(0x7C, 1, 1, 5, bytes.fromhex("665544332211"), 0x7788, 3, 2, 77, 1_000_000, 6400, 320),
-        *(0, 0, 123_456, 999, 0.0, 0, 0),
+        *(0x7C, 2, 1, 0, 0x105, 3, bytes.fromhex("665544332211"), 7, 0x778899AA, 77, 0xDEADBEEF, 1_000_000),
+        *(6400, 320, 2, 123_456, 999, 0.0, 0, 0, 8, 9, 4),
     )
+    parsed, reason = _native.parse_header(packed)
+    assert (parsed.key, parsed.epoch, parsed.incarnation, parsed.loss_scale_tag) == (0xDEADBEEF, 7, 8, 9)
+    assert (parsed.flags, parsed.incast, reason) == (0x105, 4, "")
 
 
 def test_feedback_has_its_own_fields_where_data_has_its_place() -> None:
     header = _native.Header()
     header.type, header.first, header.count, header.bucket_len = 2, 64, 65, 66
-    header.echo_us, header.arrival_us, header.delay_us, header.latest = 4242, 17, 18, 19
-    table = TABLE_1.unpack(header.pack())
-    assert (table[9], table[10], table[11], table[15]) == (17, 4242, 19, 18)
-    parsed, reason = _native.parse_header(header.pack())
-    assert (parsed.echo_us, parsed.arrival_us, parsed.delay_us, parsed.latest) == (4242, 17, 18, 19)
+    header.echo_us, header.arrival_us, header.delay_us, header.latest = 4242, 17, 18, 0x10013
+    header.error_energy, header.error_op = 0.25, 99
+    packed = header.pack()
+    table = TABLE_1.unpack(packed)
+    assert (table[LENGTH], table[FIRST], table[ENTRY]) == (17, 4242, 18)
+    assert (table[COUNT], table[SHARD]) == (0x13, 1)  # the two halves of latest
+    assert (struct.unpack_from("<f", packed, 24)[0], table[LOSS_SCALE]) == (0.25, 99)
+    parsed, reason = _native.parse_header(packed)
+    assert (parsed.echo_us, parsed.arrival_us, parsed.delay_us, parsed.latest) == (4242, 17, 18, 0x10013)
+    assert (parsed.error_energy, parsed.error_op) == (0.25, 99)
     assert (parsed.first, parsed.count, parsed.bucket_len, reason) == (0, 0, 0, "")
+
+
+def test_the_version_before_is_refused() -> None:
+    """W2: its header is shorter, but magic and version have always been in the same place."""
+    packed = bytearray(_native.Header().pack())
+    packed[1] = 1
+    assert _native.parse_header(bytes(packed))[1] == "version"
+
+
+def test_an_extension_and_bytes_that_must_be_zero_are_refused() -> None:
+    """W3: a receiver that does not check a tag must not act on what carries one."""
+    for kind in (1, 2, 3):
+        header = _native.Header()
+        header.type, header.flags = kind, 64
+        assert _native.parse_header(header.pack())[1] == "type"
+    for at in (61, 62, 63):
+        packed = bytearray(_native.Header().pack())
+        packed[at] = 1
+        assert _native.parse_header(bytes(packed))[1] == "type"
+
+
+def test_an_error_energy_is_a_share() -> None:
+    """W7: of the mean's energy, a receiver lacks nothing, all or something in between."""
+    for energy, reason in {0.0: "", 1.0: "", -0.1: "shape", 1.1: "shape", float("nan"): "shape"}.items():
+        header = _native.Header()
+        header.type, header.error_energy = 2, energy
+        assert _native.parse_header(header.pack())[1] == reason
+
+
+def test_another_epoch_or_life_is_refused() -> None:
+    """W13: what was sent before the group agreed anew, or by an earlier life of a rank, is not for this op."""
+    for name in ("epoch", "incarnation"):
+        header = forged(group_tag=group_tag(0), source=1, shard=0, bucket_len=3000, count=64)
+        setattr(header, name, 1)
+        simulation = run_with([header.pack() + bytes(256)])
+        assert simulation.native.counters[0].rejected["epoch"] == 2
 
 
 def planes_header(**values: object):
@@ -48,8 +96,8 @@ def planes_header(**values: object):
 
 def test_planes_have_the_documented_bytes() -> None:
     packed = planes_header(planes=5, gain_full=0x1234, gain_one=0x9876).pack()
-    assert TABLE_1.unpack(packed)[12] == 1 << 5 | 5
-    assert TABLE_1.unpack(packed)[16:] == (0.5, 0x1234, 0x9876)
+    assert TABLE_1.unpack(packed)[CODEC] == 1 << 5 | 5
+    assert TABLE_1.unpack(packed)[SCALE : GAIN_ONE + 1] == (0.5, 0x1234, 0x9876)
     parsed, reason = _native.parse_header(packed)
     assert (parsed.codec, parsed.planes, parsed.scale, reason) == (1, 5, 0.5, "")
     assert (parsed.gain_full, parsed.gain_one) == (0x1234, 0x9876)
@@ -100,7 +148,7 @@ fields = st.fixed_dictionaries(
     {
         "type": st.integers(1, 3),
         "group_tag": st.integers(0, 2**48 - 1),
-        "number": st.integers(0, 2**16 - 1),
+        "number": st.integers(0, 2**32 - 1),
         "source": st.integers(0, 2**16 - 1),
         "shard": st.integers(0, 2**16 - 1),
         "seq": st.integers(0, 2**32 - 1),
@@ -113,9 +161,9 @@ fields = st.fixed_dictionaries(
 
 
 def test_a_flag_of_another_type_is_refused() -> None:
-    known = {1: 1 | 2 | 4 | 8 | 16 | 32 | 128, 2: 1 | 8 | 32, 3: 1 | 8}
+    known = {1: 1 | 2 | 4 | 8 | 16 | 32 | 128 | 256, 2: 1 | 8 | 32, 3: 1 | 8}
     for kind, mask in known.items():
-        for bit in range(8):
+        for bit in range(16):
             header = _native.Header()
             header.type, header.flags = kind, 1 << bit
             assert (_native.parse_header(header.pack())[1] == "type") == (not mask >> bit & 1)
@@ -128,7 +176,7 @@ def test_what_is_packed_is_parsed(values: dict[str, int]) -> None:
         setattr(header, name, value)
     parsed, reason = _native.parse_header(header.pack())
     assert reason == ""
-    of_data = ("bucket_len", "count", "entry_us")  # FEEDBACK has others in their place
+    of_data = ("bucket_len", "shard", "count", "entry_us")  # FEEDBACK has others in their place
     assert {name: getattr(parsed, name) for name in values if values["type"] == 1 or name not in of_data} == {
         name: value for name, value in values.items() if values["type"] == 1 or name not in of_data
     }

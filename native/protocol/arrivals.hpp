@@ -5,7 +5,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
+#include <vector>
 
 #include "protocol/types.hpp"
 #include "wire/header.hpp"
@@ -13,20 +15,17 @@
 namespace tailcut {
 
 // Serial-number order (RFC 1982) of wrapping stamps and numbers.
-constexpr bool after(std::uint32_t a, std::uint32_t b) { return static_cast<std::int32_t>(a - b) > 0; }
-constexpr int distance(std::uint16_t from, std::uint16_t to) {
-    return static_cast<std::int16_t>(static_cast<std::uint16_t>(to - from));
+constexpr std::int32_t distance(std::uint32_t from, std::uint32_t to) {
+    return static_cast<std::int32_t>(to - from);
 }
+constexpr bool after(std::uint32_t a, std::uint32_t b) { return distance(b, a) > 0; }
 
 inline std::uint32_t clock_us(Time now) { return static_cast<std::uint32_t>(now / kMicrosecond); }
 
 class Arrivals {
 public:
-    Arrivals() { came_.fill(~std::uint64_t{0}); }  // what was never sent is not missing
-
     // A datagram. DATA has its own number; FEEDBACK and GOODBYE state that of the last DATA before them.
     void note(Time now, const wire::Header& header) {
-        const bool data = header.type == wire::Type::kData;
         const std::uint32_t delay_us = clock_us(now) - header.stamp_us;
         if (stamp_us_ == 0 || after(header.stamp_us, stamp_us_)) {
             stamp_us_ = header.stamp_us;
@@ -34,14 +33,10 @@ public:
         }
         if (!delay_known_ || after(least_delay_us_, delay_us)) least_delay_us_ = delay_us;
         delay_known_ = true;
-        const int ahead = distance(latest_, header.number);
-        for (int k = 1; k <= std::min(ahead, kNumbers); ++k)
-            mark(static_cast<std::uint16_t>(latest_ + k), false);
-        missing_ += static_cast<std::uint64_t>(std::max(0, ahead));
-        if (ahead > 0) latest_ = header.number;
-        if (!data) return;
+        if (const int ahead = distance(latest_, header.number); ahead > 0) expect(ahead);
+        if (header.type != wire::Type::kData) return;
         ++came_count_;
-        if (ahead <= -kNumbers || test(header.number)) return;
+        if (!remembered(header.number) || test(header.number)) return;
         mark(header.number, true);
         --missing_;
     }
@@ -49,50 +44,81 @@ public:
     std::uint64_t came() const { return came_count_; }
     std::uint64_t missing() const { return missing_; }
     // There was no room for it: as if it had not come.
-    void refuse(std::uint16_t number) {
-        if (distance(latest_, number) <= -kNumbers || !test(number)) return;
+    void refuse(std::uint32_t number) {
+        if (!remembered(number) || !test(number)) return;
         mark(number, false);
         ++missing_;
     }
     // Bytes since the last FEEDBACK, as the source charges them.
     std::uint32_t count(std::uint32_t cost) { return unreported_ += cost; }
 
-    // Whether number `latest` - k has come, by what a FEEDBACK says.
-    static bool reported(std::span<const std::byte> missing, int k) {
-        const auto byte = static_cast<std::size_t>(k / 8);
-        return byte >= missing.size() || (missing[byte] & std::byte{1} << (k % 8)) != std::byte{0};
-    }
-
-    using Missing = std::array<std::byte, wire::kReportNumbers / 8>;
-    // Fills in the header of a FEEDBACK; returns the bytes of its payload.
-    std::size_t report(wire::Header& header, Missing& payload) {
+    using Report = std::array<std::uint64_t, wire::kReportWords>;
+    // Fills in the header of a FEEDBACK; returns how many words, at the end of `report`, are its payload.
+    std::size_t report(wire::Header& header, Report& report) {
         header.echo_us = stamp_us_;
         header.arrival_us = arrival_us_;
         header.delay_us = least_delay_us_;
         header.latest = latest_;
         unreported_ = 0;
         delay_known_ = false;
-        payload.fill(std::byte{0});
-        int oldest = -1;
-        for (int k = 0; k < kNumbers; ++k)
-            if (test(static_cast<std::uint16_t>(latest_ - k)))
-                payload[static_cast<std::size_t>(k / 8)] |= std::byte{1} << (k % 8);
-            else
-                oldest = k;
-        return static_cast<std::size_t>(oldest / 8 + (oldest >= 0));
+        const std::uint32_t last = latest_ / 64;
+        const std::size_t all = std::min(came_.size(), report.size());
+        std::size_t words = 0;
+        for (std::size_t back = 0; back < all; ++back) {
+            std::uint64_t word = came_[(last - back) % came_.size()];
+            if (back == 0) word |= ~std::uint64_t{0} << 1 << latest_ % 64;  // not sent yet
+            report[report.size() - 1 - back] = word;
+            if (~word != 0) words = back + 1;
+        }
+        return words;
+    }
+    // Whether a number up to `latest` has come, by the payload of a FEEDBACK.
+    static bool reported(std::span<const std::byte> payload, std::uint32_t latest, std::uint32_t number) {
+        const std::uint32_t back = latest / 64 - number / 64;
+        const std::size_t words = payload.size() / sizeof(std::uint64_t);
+        if (back >= words) return true;
+        std::uint64_t word;
+        std::memcpy(&word, payload.data() + (words - 1 - back) * sizeof word, sizeof word);
+        return word >> number % 64 & 1;
     }
 
 private:
-    static constexpr int kNumbers = wire::kReportNumbers;
-    void mark(std::uint16_t number, bool came) {
+    static constexpr std::size_t kFirstWords = 8, kMostWords = 2 * wire::kReportWords;  // powers of two
+    static constexpr std::uint64_t kAllCame = ~std::uint64_t{0};
+
+    // So many numbers later than the latest have been sent, and have not come yet.
+    void expect(int ahead) {
+        missing_ += static_cast<std::uint64_t>(ahead);
+        const auto most = static_cast<int>(64 * kMostWords);
+        latest_ += static_cast<std::uint32_t>(std::max(0, ahead - most));
+        for (int k = std::min(ahead, most); k > 0; --k) {
+            // What it takes the place of is still missing: look back further.
+            if (!test(latest_ + 1) && came_.size() < kMostWords) grow();
+            mark(++latest_, false);
+        }
+    }
+    bool remembered(std::uint32_t number) const {
+        const int back = distance(number, latest_);
+        return back >= 0 && back < static_cast<int>(64 * came_.size());
+    }
+    void mark(std::uint32_t number, bool came) {
         const std::uint64_t bit = std::uint64_t{1} << (number % 64);
         auto& word = came_[number / 64 % came_.size()];
         word = came ? word | bit : word & ~bit;
     }
-    bool test(std::uint16_t number) const { return came_[number / 64 % came_.size()] >> (number % 64) & 1; }
+    bool test(std::uint32_t number) const { return came_[number / 64 % came_.size()] >> (number % 64) & 1; }
+    void grow() {
+        std::vector<std::uint64_t> larger(2 * came_.size(), kAllCame);
+        std::swap(came_, larger);
+        for (std::uint32_t k = 0; k < 64 * larger.size(); ++k) {
+            const std::uint32_t number = latest_ - k;
+            if (!(larger[number / 64 % larger.size()] >> (number % 64) & 1)) mark(number, false);
+        }
+    }
 
-    std::array<std::uint64_t, kNumbers / 64> came_;  // by number modulo kNumbers
-    std::uint16_t latest_ = 0;
+    // By number modulo its bits; longer when what is missing lies further back. What was never sent is not missing.
+    std::vector<std::uint64_t> came_ = std::vector<std::uint64_t>(kFirstWords, kAllCame);
+    std::uint32_t latest_ = 0;
     std::uint32_t stamp_us_ = 0, arrival_us_ = 0;
     std::uint32_t least_delay_us_ = 0;
     bool delay_known_ = false;

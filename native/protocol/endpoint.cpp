@@ -143,7 +143,9 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
 
     Peer& peer = peers_[header.source];
     const auto payload = datagram.subspan(wire::kHeaderBytes);
-    if (header.type != wire::Type::kData && payload.size() > wire::kReportNumbers / 8)
+    if (header.epoch != 0 || header.incarnation != 0) return reject(wire::Reject::kEpoch);
+    if (header.type != wire::Type::kData &&
+        (payload.size() > sizeof(Arrivals::Report) || payload.size() % sizeof(std::uint64_t) != 0))
         return reject(wire::Reject::kShape);
     const bool multicast = header.multicast();
     if (multicast && header.type == wire::Type::kData)  // before its number counts for anything
@@ -214,10 +216,11 @@ void Endpoint::settle_path(Time now, const wire::Header& header, std::span<const
 
 // Keep of what was lost what can still be used.
 void Endpoint::take_lost(Peer& peer) {
-    std::erase_if(peer.path.lost(), [&](const Parcel& parcel) {
+    LostParcels& lost = peer.path.lost();
+    lost.drop_if([&](const Parcel& parcel) {
         return !settings_.resend || peer.left(parcel.seq) || !slots_.contains(parcel.seq);
     });
-    for (const Parcel& parcel : peer.path.lost()) peer.served_below = std::min(peer.served_below, parcel.seq);
+    if (!lost.empty()) peer.served_below = std::min(peer.served_below, lost.oldest());
 }
 
 void Endpoint::on_feedback(Time now, const wire::Header& header, std::span<const std::byte> missing) {

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "protocol/audience.hpp"
-#include "protocol/op_counts.hpp"
-#include "protocol/path.hpp"
+#include "protocol/flight.hpp"
+#include "protocol/parcel.hpp"
 
 namespace tailcut {
 
@@ -25,28 +25,27 @@ public:
     GroupPath(const PeerSettings& settings, std::size_t members, Rank rivals);
 
     // ---- sending: see Path
-    bool has_credit(std::uint32_t cost);
-    Time paced_until(Time now);
+    Time clear_at(Time now, std::uint32_t cost);
     void stamp(Time now, wire::Header& header);
     void sent(const wire::Header& header, const Parcel& parcel, std::uint32_t bytes, const Audience::Set& to);
     void unsent(Time now);
 
     // ---- what became of it
     // Appends what the member has lost. `mean_rate`: of this sender's paths, bytes/s.
-    void settle(Time now, std::size_t member, const wire::Header& feedback,
-                std::span<const std::byte> missing, double mean_rate, std::vector<Parcel>& lost);
+    void settle(Time now, std::size_t member, const wire::Header& feedback, std::span<const std::byte> report,
+                double mean_rate, LostParcels& lost);
     // It is waited for no longer: what it has not settled is lost to it.
-    void give_up(Time now, std::size_t member, std::vector<Parcel>& lost);
+    void dismiss(Time now, std::size_t member, LostParcels& lost);
     void admit(Time now, std::size_t member);
     const Audience::Set& active() const { return active_; }
-    bool in_flight() const { return count_ > 0; }
-    bool awaits(Seq seq) const;   // something of this op is in flight
-    Audience::Set owing() const;  // members that have not settled all
-    // Found to be too slow; the caller gives them up.
+    bool in_flight() const { return !flight_.empty(); }
+    bool awaits(Seq seq) const { return flight_.awaits(seq); }
+    Audience::Set owing();  // members that have not settled all
+    // Found to be too slow; the caller dismisses them.
     std::vector<std::size_t>& slow() { return slow_; }
 
-    Time probe_at = kNever;
-    void arm_probe(Time now);
+    ProbeTimer probe;
+    void arm_probe(Time now) { probe.arm(now, 4 * round_trip_.smooth()); }
     // Whether it has been asked, time and again, and has said nothing.
     bool unresponsive(Time now, std::size_t member) const;
     void asked(Time now, std::size_t member);
@@ -64,16 +63,10 @@ public:
     bool room_wanted = false;  // blocked by the lack of it
 
 private:
-    struct InFlight {
-        std::uint32_t stamp_us = 0, bytes = 0;
-        bool landed = false;    // takes no credit any more
-        Audience::Set waiting;  // members that have not settled it
-        Parcel parcel;
-    };
     struct Member {
         explicit Member(RateControl rate) : rate(rate) {}
         RateControl rate;
-        Duration rtt = 0;
+        RoundTrip round_trip;
         std::uint32_t arrival_us = 0;  // of its last FEEDBACK used,
         std::uint64_t busy = 0;        // in this busy period; 0: in none
         std::uint64_t limits = 0;      // limits_ at that time
@@ -85,36 +78,20 @@ private:
         Time asked_at = -1;       // first, since its last answer
         std::uint64_t settled_packets = 0, lost_packets = 0;
     };
-    InFlight& at(std::uint16_t number) { return ring_[number % ring_.size()]; }
-    const InFlight& at(std::uint16_t number) const { return ring_[number % ring_.size()]; }
-    std::uint16_t oldest() const { return static_cast<std::uint16_t>(number_ - count_ + 1); }
-    void grow();
-    void settle(InFlight& packet, std::size_t member);
-    void land(InFlight& packet);
-    void forget(const InFlight& packet);
-    void pop_settled();
+    using Packet = Flight<Audience::Set>::Packet;
+    void settle(Packet& packet, std::size_t member);
     void appraise(Time now);
     std::pair<double, std::size_t> middle_rate();
     void begin_trial(Time now, double median, Duration rtt);
     void end_trial(Time now);
-    Duration pace_of(std::uint64_t bytes) const {
-        return static_cast<Duration>(static_cast<double>(bytes) / pace_ * 1e9);
-    }
 
-    const std::uint32_t window_bytes_, packet_bytes_;
     const bool paced_;
+    Flight<Audience::Set> flight_;
+    Departures departures_;
+    RoundTrip round_trip_;  // of all members together
     std::vector<Member> members_;
     Audience::Set active_, excused_;  // excused: in a trial, what they have not settled takes no credit
-    std::vector<InFlight> ring_;  // by number modulo its size, a power of two: those from oldest() to number_
-    std::uint16_t number_ = 0;    // of the last one sent
-    std::uint32_t count_ = 0;
-    OpCounts by_op_;          // packets of each op that somebody has not settled
-    std::uint32_t used_ = 0;  // of the window, by what is in flight
-    std::uint64_t flying_bytes_ = 0;
-    std::uint32_t unasked_ = 0;  // bytes sent since a reply was last wanted
-    Time due_ = 0;               // when all that was sent so far would have left at the pace
-    std::uint64_t busy_ = 1;     // periods with something in flight
-    Duration rtt_ = 0, probe_after_ = 0;
+    std::uint64_t busy_ = 1;          // periods with something in flight
     Time pushed_back_at_ = 0;
 
     // the pace

@@ -390,17 +390,17 @@ void Endpoint::advance(Time now) {
     }
     if (now < next_probe_) return;
     next_probe_ = kNever;
-    if (group_path_.probe_at <= now) ask_members(now);
-    next_probe_ = group_path_.probe_at;
+    if (group_path_.probe.at() <= now) ask_members(now);
+    next_probe_ = group_path_.probe.at();
     for (Rank rank = 0; rank < peers_.size(); ++rank) {
         Peer& peer = peers_[rank];
-        if (peer.path.probe_at <= now) {
-            peer.path.probe_at = kNever;  // armed again if it is still blocked after this one
+        if (peer.path.probe.at() <= now) {
+            peer.path.probe.rang();
             peer.probe_due = true;
             peer.goodbye_due = closing_ && !peer.gone && !peer.goodbye_heard;
             mark_ready(rank);
         }
-        next_probe_ = std::min(next_probe_, peer.path.probe_at);
+        next_probe_ = std::min(next_probe_, peer.path.probe.at());
     }
 }
 

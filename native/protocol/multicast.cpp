@@ -41,7 +41,7 @@ bool Endpoint::next_multicast(Time now, Outgoing& out) {
     }
     if (settings_.resend && group_path_.in_flight()) {  // was the last of it lost?
         group_path_.arm_probe(now);
-        next_probe_ = std::min(next_probe_, group_path_.probe_at);
+        next_probe_ = std::min(next_probe_, group_path_.probe.at());
     }
     return false;
 }
@@ -53,12 +53,12 @@ bool Endpoint::may_multicast(Time now, Op& op) {
     const auto cost = static_cast<std::uint32_t>(std::min(payload_bytes, shard_bytes) + wire::kHeaderBytes) +
                       kDatagramOverheadBytes;
     group_path_.room_wanted = !most_have_room_for(op);
-    if (group_path_.room_wanted || !group_path_.has_credit(cost)) {
+    const Time at = group_path_.room_wanted ? kNever : group_path_.clear_at(now, cost);
+    if (at == kNever) {
         group_path_.arm_probe(now);
-        next_probe_ = std::min(next_probe_, group_path_.probe_at);
+        next_probe_ = std::min(next_probe_, group_path_.probe.at());
         return false;
     }
-    const Time at = group_path_.paced_until(now);
     if (at <= now) return true;
     if (at < group_path_.wake_at) wakes_.push({group_path_.wake_at = at, everybody()});
     return false;
@@ -115,7 +115,7 @@ void Endpoint::settle_multicast(Time now, const wire::Header& header, std::span<
 
 // Nothing has come back for a while: ask those that owe an answer, and wait no longer for those that give none.
 void Endpoint::ask_members(Time now) {
-    group_path_.probe_at = kNever;  // armed again if it is still blocked after this one
+    group_path_.probe.rang();
     const Audience::Set owing = group_path_.owing(), active = group_path_.active();
     for (std::size_t k = 0; k < context_.audience.ranks.size(); ++k) {
         if (!active[k] || !(owing[k] || group_path_.room_wanted)) continue;
@@ -137,7 +137,7 @@ void Endpoint::serve_apart(Time now, std::size_t member, Seq ops) {
     const Rank rank = context_.audience.ranks[member];
     Peer& peer = peers_[rank];
     context_.audience.present.reset(member);
-    group_path_.give_up(now, member, peer.path.lost());
+    group_path_.dismiss(now, member, peer.path.lost());
     take_lost(peer);
     for (auto& [seq, slot] : slots_)
         for (auto& op : slot.variants) op->uncover(rank);

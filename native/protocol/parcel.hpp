@@ -1,7 +1,10 @@
-// What a DATA packet carried, so that its op can make it again.
+// What a DATA packet carried, so that its op can make it again; and those that were lost on the way to a peer.
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <set>
+#include <tuple>
 
 #include "protocol/types.hpp"
 #include "wire/header.hpp"
@@ -16,6 +19,37 @@ struct Parcel {
     std::uint32_t first = 0;     // SCATTER: step of the contribution; GATHER: granule of the shard
     std::uint32_t granules = 0;  // GATHER
     bool last_part = false;
+};
+
+// In the order of the shard, so that what is encoded together is encoded again only once.
+class LostParcels {
+public:
+    void add(const Parcel& parcel) { parcels_.insert(parcel); }
+    template <typename Unwanted>
+    void drop_if(Unwanted unwanted) {
+        std::erase_if(parcels_, unwanted);
+    }
+    bool empty() const { return parcels_.empty(); }
+    Seq oldest() const { return parcels_.begin()->seq; }  // if there are any
+    bool any(Seq seq) const {
+        const auto at = parcels_.lower_bound(Parcel{.seq = seq});
+        return at != parcels_.end() && at->seq == seq;
+    }
+    std::optional<Parcel> take(Seq seq, std::uint32_t bucket_len, wire::Stage stage) {
+        const auto at = parcels_.lower_bound(Parcel{.seq = seq, .bucket_len = bucket_len, .stage = stage});
+        if (at == parcels_.end() || at->seq != seq || at->bucket_len != bucket_len || at->stage != stage)
+            return std::nullopt;
+        return parcels_.extract(at).value();
+    }
+
+private:
+    struct Before {
+        static auto place(const Parcel& parcel) {
+            return std::tuple(parcel.seq, parcel.bucket_len, parcel.stage, parcel.first);
+        }
+        bool operator()(const Parcel& a, const Parcel& b) const { return place(a) < place(b); }
+    };
+    std::multiset<Parcel, Before> parcels_;
 };
 
 }  // namespace tailcut

@@ -6,31 +6,16 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <span>
-#include <utility>
-#include <vector>
 
-#include "codec/packet_limits.hpp"
-#include "protocol/arrivals.hpp"
-#include "protocol/op_counts.hpp"
+#include "protocol/flight.hpp"
 #include "protocol/pacing.hpp"
 #include "protocol/parcel.hpp"
 #include "protocol/types.hpp"
 #include "wire/header.hpp"
 
 namespace tailcut {
-
-struct PeerSettings {
-    std::uint32_t window_bytes = 0;  // our share of its socket buffer
-    std::uint64_t pool_bytes = 0;    // its room for ops that it has not reached
-    codec::PacketLimits limits;      // of packets on the path to it
-    bool paced = false;              // there is a network in between, which a full window would flood
-};
-
-// The kernel charges a datagram more than its bytes; measured at most this much more.
-inline constexpr std::uint32_t kDatagramOverheadBytes = 1536;
 
 // Each sender's share of a socket buffer of which the kernel reports `buffer_bytes`. Measured: nothing is dropped
 // while what is in flight, overhead included, stays within 0.7 of it; the rest is for FEEDBACK.
@@ -40,9 +25,6 @@ inline std::uint32_t credit_window_bytes(std::uint32_t buffer_bytes, Rank ranks)
 
 class Path {
 public:
-    static constexpr Duration kProbeFloor = 2 * kMillisecond;
-    static constexpr Duration kProbeCeiling = 100 * kMillisecond;
-
     Path(const PeerSettings& settings, Rank rivals);  // senders to the same receiver
 
     // ---- sending
@@ -55,51 +37,35 @@ public:
 
     // ---- what became of it
     // `mean_rate`: of this sender's paths, bytes/s.
-    void settle(Time now, const wire::Header& feedback, std::span<const std::byte> missing, double mean_rate);
-    std::vector<Parcel>& lost() { return lost_; }  // found since; the endpoint takes them
-    bool in_flight() const { return used_ > 0; }
-    bool idle() const { return used_ == 0 || !paced_ || rate_.idle(); }
-    bool awaits(Seq seq) const;  // something of this op is in flight, or found lost and not taken
+    void settle(Time now, const wire::Header& feedback, std::span<const std::byte> report, double mean_rate);
+    LostParcels& lost() { return lost_; }  // and not sent again yet
+    bool in_flight() const { return !flight_.landed(); }
+    bool idle() const { return flight_.landed() || !paced_ || rate_.idle(); }
+    bool awaits(Seq seq) const { return flight_.awaits(seq) || lost_.any(seq); }
 
-    Time probe_at = kNever;
-    void arm_probe(Time now);  // blocked, or the last word: ask in a while, and ever more rarely
+    ProbeTimer probe;
+    // Blocked, or the last word has been sent. The first wait is that of a tail loss probe (RFC 8985).
+    void arm_probe(Time now) { probe.arm(now, 2 * rtt()); }
 
-    Duration rtt() const { return rtt_; }
+    Duration rtt() const { return round_trip_.smooth(); }
     const RateControl& rate() const { return rate_; }
     std::uint64_t sent_packets() const { return sent_packets_; }
     std::uint64_t lost_packets() const { return lost_packets_; }
 
 private:
-    struct InFlight {
-        std::uint32_t stamp_us = 0, bytes = 0;
-        bool settled = false;
-        Parcel parcel;
+    struct Open {  // the one receiver has not settled the packet
+        bool open = true;
+        bool none() const { return !open; }
     };
-    // The datagram with this number, which is in flight.
-    InFlight& at(std::uint16_t number) { return ring_[number % ring_.size()]; }
-    std::uint16_t oldest() const { return static_cast<std::uint16_t>(number_ - count_ + 1); }
-    void grow();
-    void settle(InFlight& packet);
-    static std::uint32_t cost_of(std::uint32_t bytes) { return bytes + kDatagramOverheadBytes; }
-    Duration pace_of(std::uint64_t bytes) const {
-        return static_cast<Duration>(static_cast<double>(bytes) / rate_.bytes_per_s() * 1e9);
-    }
 
-    const std::uint32_t window_bytes_, packet_bytes_;
     const bool paced_;
+    Flight<Open> flight_;
     RateControl rate_;
-    std::vector<InFlight> ring_;  // by number modulo its size, a power of two: those from oldest() to number_
-    std::uint16_t number_ = 0;    // of the last DATA sent
-    std::uint32_t count_ = 0;
-    OpCounts by_op_;                  // unsettled packets of each op that has any
-    std::uint32_t used_ = 0;          // of the window, by what is in flight
-    std::uint64_t flying_bytes_ = 0;  // the same as bytes
-    std::uint32_t unasked_ = 0;       // bytes sent since a reply was last wanted
-    Time due_ = 0;                    // when all that was sent so far would have left at the rate
-    std::uint32_t arrival_us_ = 0;    // of the last FEEDBACK used
+    Departures departures_;
+    RoundTrip round_trip_;
+    std::uint32_t arrival_us_ = 0;  // of the last FEEDBACK used
     bool arrival_known_ = false;
-    Duration rtt_ = 0, probe_after_ = 0;
-    std::vector<Parcel> lost_;
+    LostParcels lost_;
     std::uint64_t sent_packets_ = 0, lost_packets_ = 0;
 };
 

@@ -79,7 +79,7 @@ bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
         if (peer.left(seq) || (closing_ && seq >= next_seq_)) break;
         bool over = seq < next_seq_;
         for (auto& op : at->second.variants) {
-            const bool fresh = op->pending(rank), lost = !peer.path.lost().empty();
+            const bool fresh = op->pending(rank), lost = peer.path.lost().any(seq);
             over &= op->served(rank) && op->closed() && (op->finished() || !op->entered()) && !lost;
             if (!fresh && !lost) continue;
             if (!may_send(now, rank, *op)) return false;
@@ -197,27 +197,16 @@ bool Endpoint::next_of(Time now, Rank rank, Op& op, Outgoing& out) {
     return next_lost(now, rank, op, wire::Stage::kGather, out);
 }
 
-// In the order of the shard, so that what is encoded together is encoded again only once.
 bool Endpoint::next_lost(Time now, Rank rank, Op& op, wire::Stage stage, Outgoing& out) {
-    auto& lost = peers_[rank].path.lost();
-    for (;;) {
-        auto next = lost.end();
-        for (auto at = lost.begin(); at != lost.end(); ++at) {
-            const bool ours =
-                at->seq == op.seq() && at->bucket_len == op.layout().bucket_len && at->stage == stage;
-            if (ours && (next == lost.end() || at->first < next->first)) next = at;
-        }
-        if (next == lost.end()) return false;
-        const Parcel parcel = *next;
-        *next = lost.back();
-        lost.pop_back();
-        if (op.repeat(now, rank, parcel, out)) return true;
-    }
+    LostParcels& lost = peers_[rank].path.lost();
+    while (const auto parcel = lost.take(op.seq(), op.layout().bucket_len, stage))
+        if (op.repeat(now, rank, *parcel, out)) return true;
+    return false;
 }
 
 void Endpoint::ask_later(Time now, Peer& peer) {
     peer.path.arm_probe(now);
-    next_probe_ = std::min(next_probe_, peer.path.probe_at);
+    next_probe_ = std::min(next_probe_, peer.path.probe.at());
 }
 
 // A peer that has not reached the op keeps its packets in its pool. Every sender reckons the room there alike,
@@ -253,11 +242,13 @@ void Endpoint::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outg
         group_path_.stamp(now, out.header);
     else
         peer.path.stamp(now, out.header);
-    Arrivals::Missing missing;
+    Arrivals::Report report;
     Arrivals& arrivals = multicast ? peer.multicast_arrivals : peer.arrivals;
-    if (const std::size_t bytes = arrivals.report(out.header, missing)) {
-        const auto keeper = std::make_shared<const Arrivals::Missing>(missing);
-        out.payload = std::span(*keeper).first(bytes);
+    if (const std::size_t words = arrivals.report(out.header, report)) {
+        const auto missing = std::span(report).last(words);
+        const auto keeper =
+            std::make_shared<const std::vector<std::uint64_t>>(missing.begin(), missing.end());
+        out.payload = std::as_bytes(std::span(*keeper));
         out.keeper = keeper;
     }
     // Senders that take turns bring unequal amounts in any few milliseconds: that is no reason to yield.
@@ -284,7 +275,7 @@ void Endpoint::retract(Time now, const Outgoing& out) {
     } else {
         peer.path.unsent(now);
         counters_.resent_packets -= out.again;
-        if (out.again) peer.path.lost().push_back(out.parcel);
+        if (out.again) peer.path.lost().add(out.parcel);
         const auto slot = slots_.find(out.header.seq);
         for (auto& op : slot->second.variants)
             if (op->layout().bucket_len == out.header.bucket_len) {

@@ -4,52 +4,59 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 namespace tailcut::wire {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "wire version 1 is little-endian");
+static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
 
-// Byte offsets (docs/wire-format.md, table 1).
+// Byte offsets (docs/wire-format.md, table 1). After the slash, what FEEDBACK and GOODBYE have in the same place.
 enum Offset : std::size_t {
     kAtMagic = 0,
     kAtVersion = 1,
     kAtType = 2,
-    kAtFlags = 3,
-    kAtGroupTag = 4,  // 6 bytes
-    kAtNumber = 10,
-    kAtSource = 12,
-    kAtShard = 14,
-    kAtSeq = 16,
-    kAtBucketLen = 20,  // DATA; FEEDBACK carries arrival_us here,
-    kAtFirst = 24,      // echo_us here,
-    kAtCount = 28,      // latest here,
-    kAtCodec = 30,      // codec << 5 | planes
-    kAtIncast = 31,
-    kAtStamp = 32,
-    kAtEntry = 36,     // and delay_us here
-    kAtScale = 40,     // lr_scale in FEEDBACK, and below its period
-    kAtGainFull = 44,  // share in FEEDBACK
-    kAtGainOne = 46,
+    kAtCodec = 3,  // codec << 5 | planes
+    kAtFlags = 4,
+    kAtSource = 6,
+    kAtGroupTag = 8,  // 6 bytes, and the epoch's 2
+    kAtEpoch = 14,
+    kAtNumber = 16,
+    kAtSeq = 20,
+    kAtKey = 24,        // / error_energy
+    kAtBucketLen = 28,  // / arrival_us
+    kAtFirst = 32,      // / echo_us
+    kAtCount = 36,      // / latest, 4 bytes
+    kAtShard = 38,
+    kAtStamp = 40,
+    kAtEntry = 44,     // / delay_us
+    kAtScale = 48,     // / lr_scale
+    kAtGainFull = 52,  // / share
+    kAtGainOne = 54,   // / lr_period
+    kAtIncarnation = 56,
+    kAtLossScaleTag = 58,  // / error_op
+    kAtIncast = 60,
+    kAtZero = 61,  // 3 bytes
 };
 
-std::uint8_t known_flags(std::uint8_t type) {
+std::uint16_t known_flags(std::uint8_t type) {
     if (type == static_cast<std::uint8_t>(Type::kData))
-        return kReplyWanted | kGatherStage | kEmpty | kNonFinite | kLastPart | kOver | kMulticast;
+        return kReplyWanted | kGatherStage | kEmpty | kNonFinite | kLastPart | kOver | kMulticast | kVerdict;
     return kReplyWanted | kGoodbyeKnown |
            (type == static_cast<std::uint8_t>(Type::kFeedback) ? kMulticast : 0);
 }
 
-bool known_codec(std::uint8_t type, std::uint8_t flags, std::uint8_t codec, std::uint8_t planes) {
+bool known_codec(std::uint8_t type, std::uint16_t flags, std::uint8_t codec, std::uint8_t planes) {
     const bool data = type == static_cast<std::uint8_t>(Type::kData);
     if (codec == static_cast<std::uint8_t>(Codec::kRaw))
         return planes == 0 || (planes <= kMaxPlanes && data && flags & kGatherStage);
     return codec == static_cast<std::uint8_t>(Codec::kPlanes) && planes >= 1 && planes <= kMaxPlanes && data;
 }
 
-bool sound_lr_scale(const Header& header) {
-    return header.type == Type::kData || header.lr_scale == 0 ||
-           (header.lr_scale >= kLeastLrScale && header.lr_scale <= 1);
+bool sound_feedback(const Header& header) {
+    const bool lr_scale_ok =
+        header.lr_scale == 0 || (header.lr_scale >= kLeastLrScale && header.lr_scale <= 1);
+    return lr_scale_ok && header.error_energy >= 0 && header.error_energy <= 1;
 }
 
 // W7 for planes: a scale that a sender may state, and gains that are numbers above -1.
@@ -80,8 +87,8 @@ T get(std::span<const std::byte> bytes, Offset at) {
 }  // namespace
 
 const char* name(Reject reason) {
-    constexpr const char* kNames[] = {"short", "version", "type",      "group", "source", "seq",
-                                      "shape", "owner",   "duplicate", "late",  "pool",   "length"};
+    constexpr const char* kNames[] = {"short", "version",   "type", "group", "source", "seq",  "shape",
+                                      "owner", "duplicate", "late", "pool",  "length", "epoch"};
     static_assert(std::size(kNames) == kRejectReasons);
     return kNames[static_cast<std::size_t>(reason)];
 }
@@ -91,62 +98,102 @@ HeaderBytes pack(const Header& header) {
     put(bytes, kAtMagic, kMagic);
     put(bytes, kAtVersion, kVersion);
     put(bytes, kAtType, static_cast<std::uint8_t>(header.type));
-    put(bytes, kAtFlags, header.flags);
-    put(bytes, kAtGroupTag, (header.group_tag & kTagMask) | std::uint64_t{header.number} << 48);
-    put(bytes, kAtSource, header.source);
-    put(bytes, kAtShard, header.shard);
-    put(bytes, kAtSeq, header.seq);
-    const bool data = header.type == Type::kData;
-    put(bytes, kAtBucketLen, data ? header.bucket_len : header.arrival_us);
-    put(bytes, kAtFirst, data ? header.first : header.echo_us);
-    put(bytes, kAtCount, data ? header.count : header.latest);
     put(bytes, kAtCodec, static_cast<std::uint8_t>(static_cast<unsigned>(header.codec) << 5 | header.planes));
-    put(bytes, kAtIncast, header.incast);
+    put(bytes, kAtFlags, header.flags);
+    put(bytes, kAtSource, header.source);
+    put(bytes, kAtGroupTag, (header.group_tag & kTagMask) | std::uint64_t{header.epoch} << 48);
+    put(bytes, kAtNumber, header.number);
+    put(bytes, kAtSeq, header.seq);
     put(bytes, kAtStamp, header.stamp_us);
-    put(bytes, kAtEntry, data ? header.entry_us : header.delay_us);
-    put(bytes, kAtScale, data ? header.scale : header.lr_scale);
-    put(bytes, kAtGainFull, data ? header.gain_full : header.share);
-    put(bytes, kAtGainOne, data ? header.gain_one : header.lr_period);
+    put(bytes, kAtIncarnation, header.incarnation);
+    put(bytes, kAtIncast, header.incast);
+    if (header.type == Type::kData) {
+        put(bytes, kAtKey, header.key);
+        put(bytes, kAtBucketLen, header.bucket_len);
+        put(bytes, kAtFirst, header.first);
+        put(bytes, kAtCount, header.count);
+        put(bytes, kAtShard, header.shard);
+        put(bytes, kAtEntry, header.entry_us);
+        put(bytes, kAtScale, header.scale);
+        put(bytes, kAtGainFull, header.gain_full);
+        put(bytes, kAtGainOne, header.gain_one);
+        put(bytes, kAtLossScaleTag, header.loss_scale_tag);
+    } else {
+        put(bytes, kAtKey, header.error_energy);
+        put(bytes, kAtBucketLen, header.arrival_us);
+        put(bytes, kAtFirst, header.echo_us);
+        put(bytes, kAtCount, header.latest);
+        put(bytes, kAtEntry, header.delay_us);
+        put(bytes, kAtScale, header.lr_scale);
+        put(bytes, kAtGainFull, header.share);
+        put(bytes, kAtGainOne, header.lr_period);
+        put(bytes, kAtLossScaleTag, header.error_op);
+    }
     return bytes;
 }
 
 Parsed parse(std::span<const std::byte> datagram) {
     Parsed parsed;
-    if (datagram.size() < kHeaderBytes) return parsed;
     auto refuse = [&](Reject reason) {
         parsed.reason = reason;
         return parsed;
     };
+    if (datagram.size() <= kAtVersion) return refuse(Reject::kShort);
     if (get<std::uint8_t>(datagram, kAtMagic) != kMagic ||
         get<std::uint8_t>(datagram, kAtVersion) != kVersion)
         return refuse(Reject::kVersion);
+    if (datagram.size() < kHeaderBytes) return refuse(Reject::kShort);
     Header& header = parsed.header;
     const auto type = get<std::uint8_t>(datagram, kAtType);
-    header.flags = get<std::uint8_t>(datagram, kAtFlags);
     const auto codec = get<std::uint8_t>(datagram, kAtCodec);
+    const auto take = [&](auto& field, Offset at) {
+        field = get<std::remove_reference_t<decltype(field)>>(datagram, at);
+    };
+    take(header.flags, kAtFlags);
     if (type < static_cast<std::uint8_t>(Type::kData) || type > static_cast<std::uint8_t>(Type::kGoodbye) ||
         (header.flags & ~known_flags(type)) || !known_codec(type, header.flags, codec >> 5, codec & 31))
         return refuse(Reject::kType);
     header.type = static_cast<Type>(type);
     header.codec = static_cast<Codec>(codec >> 5);
     header.planes = codec & 31;
-    header.group_tag = get<std::uint64_t>(datagram, kAtGroupTag) & kTagMask;
-    header.number = get<std::uint16_t>(datagram, kAtNumber);
-    header.source = get<std::uint16_t>(datagram, kAtSource);
-    header.shard = get<std::uint16_t>(datagram, kAtShard);
-    header.seq = get<std::uint32_t>(datagram, kAtSeq);
-    const bool data = header.type == Type::kData;
-    (data ? header.bucket_len : header.arrival_us) = get<std::uint32_t>(datagram, kAtBucketLen);
-    (data ? header.first : header.echo_us) = get<std::uint32_t>(datagram, kAtFirst);
-    (data ? header.count : header.latest) = get<std::uint16_t>(datagram, kAtCount);
-    header.incast = get<std::uint8_t>(datagram, kAtIncast);
-    header.stamp_us = get<std::uint32_t>(datagram, kAtStamp);
-    (data ? header.entry_us : header.delay_us) = get<std::uint32_t>(datagram, kAtEntry);
-    (data ? header.scale : header.lr_scale) = get<float>(datagram, kAtScale);
-    (data ? header.gain_full : header.share) = get<std::uint16_t>(datagram, kAtGainFull);
-    (data ? header.gain_one : header.lr_period) = get<std::uint16_t>(datagram, kAtGainOne);
-    if (!sound_scale(header) || !sound_lr_scale(header)) return refuse(Reject::kShape);
-    if (data && header.multicast() && header.stage() != Stage::kGather) return refuse(Reject::kShape);
+    take(header.source, kAtSource);
+    take(header.group_tag, kAtGroupTag);
+    header.group_tag &= kTagMask;
+    take(header.epoch, kAtEpoch);
+    take(header.number, kAtNumber);
+    take(header.seq, kAtSeq);
+    take(header.stamp_us, kAtStamp);
+    take(header.incarnation, kAtIncarnation);
+    take(header.incast, kAtIncast);
+    // What a later version may put there must not be taken for this one.
+    for (std::size_t at = kAtZero; at < kHeaderBytes; ++at)
+        if (datagram[at] != std::byte{0}) return refuse(Reject::kType);
+    if (header.type == Type::kData) {
+        take(header.key, kAtKey);
+        take(header.bucket_len, kAtBucketLen);
+        take(header.first, kAtFirst);
+        take(header.count, kAtCount);
+        take(header.shard, kAtShard);
+        take(header.entry_us, kAtEntry);
+        take(header.scale, kAtScale);
+        take(header.gain_full, kAtGainFull);
+        take(header.gain_one, kAtGainOne);
+        take(header.loss_scale_tag, kAtLossScaleTag);
+        const bool gather = header.stage() == Stage::kGather;
+        if (!sound_scale(header) || (!gather && header.flags & (kMulticast | kVerdict)))
+            return refuse(Reject::kShape);
+    } else {
+        take(header.error_energy, kAtKey);
+        take(header.arrival_us, kAtBucketLen);
+        take(header.echo_us, kAtFirst);
+        take(header.latest, kAtCount);
+        take(header.delay_us, kAtEntry);
+        take(header.lr_scale, kAtScale);
+        take(header.share, kAtGainFull);
+        take(header.lr_period, kAtGainOne);
+        take(header.error_op, kAtLossScaleTag);
+        if (!sound_feedback(header)) return refuse(Reject::kShape);
+    }
     parsed.ok = true;
     return parsed;
 }

@@ -1,4 +1,4 @@
-// The datagram header of wire version 1 (docs/wire-format.md): the only code that knows its bytes.
+// The datagram header of wire version 2 (docs/wire-format.md): the only code that knows its bytes.
 // It checks what one header can prove about itself; whether it fits the group is the endpoint's business.
 #pragma once
 
@@ -9,27 +9,30 @@
 
 namespace tailcut::wire {
 
-inline constexpr std::size_t kHeaderBytes = 48;
+inline constexpr std::size_t kHeaderBytes = 64;  // as a cache line: a payload that follows it stays aligned
 inline constexpr std::uint8_t kMagic = 0x7C;
-inline constexpr std::uint8_t kVersion = 1;
+inline constexpr std::uint8_t kVersion = 2;
 inline constexpr std::uint32_t kNotEntered = 0xFFFFFFFF;
 inline constexpr std::uint64_t kTagMask = (std::uint64_t{1} << 48) - 1;
 
+// 4 is reserved for STATE, which is fetched reliably; nobody serves it yet.
 enum class Type : std::uint8_t { kData = 1, kFeedback = 2, kGoodbye = 3 };
 enum class Codec : std::uint8_t { kRaw = 0, kPlanes = 1 };
 enum class Stage : std::uint8_t { kScatter = 0, kGather = 1 };
 
-enum Flag : std::uint8_t {
+enum Flag : std::uint16_t {
     // DATA
     kGatherStage = 1,  // the owner's mean; without it, a contribution to the owner
     kEmpty = 2,        // the run has no values (abstention in SCATTER, nobody delivered in GATHER)
     kNonFinite = 4,    // some rank's bucket of this op holds an Inf or a NaN
     kLastPart = 16,    // the end of a contribution or a mean: what is missing was lost or overtaken
     kOver = 128,       // an EMPTY contribution: the source has ended the op and will not apply its mean
+    kVerdict = 256,    // GATHER: a contribution that the owner has accepted holds an Inf or a NaN
     // FEEDBACK, GOODBYE
     kGoodbyeKnown = 1,  // the destination's GOODBYE has been heard
     // all
     kReplyWanted = 8,  // answer at once
+    kExtension = 64,   // key id, counter and tag follow the header; refused until somebody understands them
     // DATA of GATHER, FEEDBACK
     kMulticast = 32,  // its number, and what it reports, is of those that a source counts for all its members
 };
@@ -47,43 +50,56 @@ enum class Reject : std::uint8_t {
     kLate,       // W10: a contribution to a closed SCATTER
     kPool,       // W12: an op not reached yet, and no room left to keep it
     kLength,     // W11: more bucket lengths for one op than can be told apart
+    kEpoch,      // W13: another epoch of the group, or another life of the source
     kCount,
 };
 inline constexpr std::size_t kRejectReasons = static_cast<std::size_t>(Reject::kCount);
 const char* name(Reject reason);
 
 struct Header {
+    // all
     Type type = Type::kData;
-    std::uint8_t flags = 0;
-    std::uint8_t incast = 0;      // senders the source accepts at once; 0: unstated
-    std::uint64_t group_tag = 0;  // 48 bits
-    std::uint16_t number = 0;     // of the datagram, counted per source and destination, or see kMulticast
+    std::uint16_t flags = 0;
+    std::uint8_t incast = 0;        // senders the source accepts at once; 0: unstated
+    std::uint64_t group_tag = 0;    // 48 bits
+    std::uint16_t epoch = 0;        // which agreement on the owners it goes by
+    std::uint16_t incarnation = 0;  // which life of the source it is from
     std::uint16_t source = 0;
-    std::uint16_t shard = 0;
+    std::uint32_t number = 0;  // of the datagram, counted per source and destination, or see kMulticast
     std::uint32_t seq =
         0;  // DATA: the op; FEEDBACK: ops entered; GOODBYE: first op neither entered nor served
+    std::uint32_t stamp_us = 0;  // strictly increasing per source and destination
+
+    // DATA
+    std::uint32_t key = 0;             // hash of the bucket's key; 0: it has none
+    std::uint16_t loss_scale_tag = 0;  // which loss scale the values were multiplied by; 0: none
+    std::uint16_t shard = 0;
     std::uint32_t bucket_len = 0;  // coordinates
-    std::uint32_t first = 0;       // DATA: first coordinate of the run, within its shard
+    std::uint32_t first = 0;       // first coordinate of the run, within its shard
     std::uint16_t count = 0;       // coordinates in the run; 0 with kEmpty: the whole shard
-    // FEEDBACK, GOODBYE: of the latest datagram received from the destination, its stamp (0: none came), when it came by
-    // the source's clock, and its number; and the least of (arrival - stamp) since the last FEEDBACK.
-    std::uint32_t echo_us = 0, arrival_us = 0, delay_us = 0;
-    std::uint16_t latest = 0;
-    std::uint16_t share =
-        0;  // what came from the destination of late, in 1/256 of the mean over sources; 0: unknown
-    // FEEDBACK, GOODBYE: the learning rate's factor that the source knows of, and the period from which on; 0: none.
-    float lr_scale = 0;
-    std::uint16_t lr_period = 0;
     Codec codec = Codec::kRaw;
-    // Bits per coordinate. raw: 0, or in a column of a grid, with a mean, those with which rows send it on.
-    std::uint8_t planes = 0;
-    std::uint32_t stamp_us = 0;            // strictly increasing per source and destination
+    std::uint8_t planes = 0;               // bits per coordinate; raw: see Table 1
     std::uint32_t entry_us = kNotEntered;  // age of the source's entry into the op when this was sent
-    // planes: σ of the block; NaN, with kNonFinite: it holds an Inf or a NaN. raw, in a column of a grid: the weight of the sums
+    // planes: σ of the block; NaN, with kNonFinite: it holds an Inf or a NaN. raw: see Table 1
     float scale = 0;
     std::uint16_t gain_full =
         0;  // planes: measured gain at the sent planes, fp16, as codec/gains.hpp defines it
     std::uint16_t gain_one = 0;  // the same at one plane; 0: not measured, and no table follows plane 1
+
+    // FEEDBACK, GOODBYE
+    // Of the latest datagram received from the destination: its stamp (0: none came), when it came by the source's clock,
+    // and its number; and the least of (arrival - stamp) since the last FEEDBACK.
+    std::uint32_t echo_us = 0, arrival_us = 0, delay_us = 0;
+    std::uint32_t latest = 0;
+    std::uint16_t share =
+        0;  // what came from the destination of late, in 1/256 of the mean over sources; 0: unknown
+    // The learning rate's factor that the source knows of, and the period from which on; 0: none.
+    float lr_scale = 0;
+    std::uint16_t lr_period = 0;
+    // Of the destination's mean in the latest op that the source has ended: the share of its energy that the source lacked,
+    // and the op's seq modulo 2^16.
+    float error_energy = 0;
+    std::uint16_t error_op = 0;
 
     Stage stage() const { return flags & kGatherStage ? Stage::kGather : Stage::kScatter; }
     bool empty() const { return flags & kEmpty; }
@@ -112,9 +128,11 @@ constexpr std::size_t gain_table_bytes(int planes, bool measured) {
     return measured && stated > 0 ? 2 * static_cast<std::size_t>(stated) : 0;
 }
 
-// FEEDBACK, GOODBYE: bit k of the payload, lowest of the first byte first, is set if number `latest` - k has come. What
-// it does not reach back to has all come, as far back as kReportNumbers.
-inline constexpr std::size_t kReportNumbers = 512;
+// The payload of FEEDBACK and GOODBYE: words of 64 bits, one bit a number, set if it has come. The last word is the one with
+// `latest` in it, in which bits of later numbers are set. What the words do not reach back to has all come, as long as a
+// source has no more in flight than kMostInFlight numbers.
+inline constexpr std::size_t kReportWords = 128;
+inline constexpr std::uint32_t kMostInFlight = 64 * (kReportWords - 1);
 
 // The payload bytes that an untrimmed packet with this header carries.
 std::size_t stated_payload_bytes(const Header& header);

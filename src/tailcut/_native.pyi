@@ -106,6 +106,42 @@ class Header:
     def count(self, arg: int, /) -> None: ...
 
     @property
+    def key(self) -> int: ...
+
+    @key.setter
+    def key(self, arg: int, /) -> None: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @epoch.setter
+    def epoch(self, arg: int, /) -> None: ...
+
+    @property
+    def incarnation(self) -> int: ...
+
+    @incarnation.setter
+    def incarnation(self, arg: int, /) -> None: ...
+
+    @property
+    def loss_scale_tag(self) -> int: ...
+
+    @loss_scale_tag.setter
+    def loss_scale_tag(self, arg: int, /) -> None: ...
+
+    @property
+    def error_energy(self) -> float: ...
+
+    @error_energy.setter
+    def error_energy(self, arg: float, /) -> None: ...
+
+    @property
+    def error_op(self) -> int: ...
+
+    @error_op.setter
+    def error_op(self, arg: int, /) -> None: ...
+
+    @property
     def stamp_us(self) -> int: ...
 
     @stamp_us.setter
@@ -166,7 +202,7 @@ class Header:
 
 def parse_header(datagram: bytes) -> tuple[Header | None, str]: ...
 
-HEADER_BYTES: int = 48
+HEADER_BYTES: int = 64
 
 GRANULE: int = 64
 

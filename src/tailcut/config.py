@@ -19,8 +19,8 @@ T = TypeVar("T")
 CODECS = ("auto", "planes", "raw")
 MULTICAST = ("auto", "on", "off")
 OVER_BUDGET = ("proceed", "wait", "skip", "raise")
-LEAST_TRIM_BYTES = 98
-"""Ethernet, IPv4 and UDP headers (42), the header (48), and the first plane of one granule (8)."""
+LEAST_TRIM_BYTES = 114
+"""Ethernet, IPv4 and UDP headers (42), the header (64), and the first plane of one granule (8)."""
 
 
 def _setting(name: str, convert: Callable[[str], T], default: T | Callable[[], T]) -> Any:

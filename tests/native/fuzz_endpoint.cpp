@@ -252,7 +252,7 @@ void Host::check_outgoing(const Outgoing& out) {
     MUST(header.stamp_us != 0);
     stamps_[out.peer] = header.stamp_us;
     if (header.type != wire::Type::kData) {
-        MUST(out.payload.size() <= wire::kReportNumbers / 8);
+        MUST(out.payload.size() <= sizeof(Arrivals::Report));
         return;
     }
     MUST(out.payload.size() == wire::stated_payload_bytes(header));
