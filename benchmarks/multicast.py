@@ -18,8 +18,8 @@ import tempfile
 import numpy as np
 
 import tailcut
-from tailcut.testbed import Scenario, Testbed
-from tailcut.testbed.scenario import Port
+from tailcut.tools.testbed import Scenario, Testbed
+from tailcut.tools.testbed.scenario import Port
 
 WARM_UP_OPS = 3
 LIMIT_S = 600

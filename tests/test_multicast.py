@@ -16,13 +16,23 @@ from pathlib import Path
 
 import pytest
 
-from tailcut import Group, _native, multicast_probe
-from tailcut.addresses import LOOPBACK, multicast_mtu_bytes
-from tailcut.multicast import Medium, choose_interface, group_address, refusal
-from tailcut.multicast_probe import _HELLO, _MESSAGE, _PATIENCE_S, _SILENCE_S, _STATE, Peer, Probe, _everybody
+from tailcut import Group, _native
+from tailcut.meeting import multicast_probe
+from tailcut.meeting.addresses import LOOPBACK, multicast_mtu_bytes
+from tailcut.meeting.multicast import Medium, choose_interface, group_address, refusal
+from tailcut.meeting.multicast_probe import (
+    _HELLO,
+    _MESSAGE,
+    _PATIENCE_S,
+    _SILENCE_S,
+    _STATE,
+    Peer,
+    Probe,
+    _everybody,
+)
 from tailcut.policy.deadline import fixed_bounds
-from tailcut.testbed import Scenario
-from tailcut.testbed import Testbed as Bed  # by its own name pytest takes it for a test
+from tailcut.tools.testbed import Scenario
+from tailcut.tools.testbed import Testbed as Bed  # by its own name pytest takes it for a test
 from tests.groups import allreduce, open_groups, vectors
 from tests.netns import drop_leaving, inside
 

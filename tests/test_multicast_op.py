@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tailcut import Freeze, Partition, Scenario, Simulation, _native, simulate
-from tailcut.network import RateChange
-from tailcut.testbed import Scenario as BedScenario
-from tailcut.testbed import Testbed as Bed
+from tailcut.simulation.network import RateChange
+from tailcut.tools.testbed import Scenario as BedScenario
+from tailcut.tools.testbed import Testbed as Bed
 from tests import oracle
 from tests.groups import allreduce, open_groups, vectors
 from tests.test_rules import group_tag

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tailcut import ConfigError, Partition, _native
-from tailcut.network import Bursts, BurstyLoss, Network, RateChange, Wan
+from tailcut.simulation.network import Bursts, BurstyLoss, Network, RateChange, Wan
 
 US, MS = 1_000, 1_000_000
 Send = tuple[int, int, list[int], int]  # at_ns, source, destinations, bytes

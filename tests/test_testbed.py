@@ -22,10 +22,10 @@ from typing import Any
 
 import pytest
 
-from tailcut.testbed import Scenario, character, faults, launch, record
-from tailcut.testbed import Testbed as Bed  # by its own name pytest takes it for a test
-from tailcut.testbed.scenario import Bursts, BurstyLoss, Freeze, Kill, LinkDown, Port, Switch, Tail, Wan
-from tailcut.testbed.testbed import SwitchKind
+from tailcut.tools.testbed import Scenario, character, faults, launch, record
+from tailcut.tools.testbed import Testbed as Bed  # by its own name pytest takes it for a test
+from tailcut.tools.testbed.scenario import Bursts, BurstyLoss, Freeze, Kill, LinkDown, Port, Switch, Tail, Wan
+from tailcut.tools.testbed.testbed import SwitchKind
 from tests.netns import inside
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root for namespaces and BPF")
@@ -419,7 +419,7 @@ def nothing_is_left() -> Iterator[None]:
     assert left == set()
 
 
-TAILCUT = [sys.executable, "-m", "tailcut.cli", "testbed"]
+TAILCUT = [sys.executable, "-m", "tailcut.tools.cli", "testbed"]
 
 
 def started(*words: str) -> subprocess.Popen[str]:
@@ -454,7 +454,7 @@ def test_nothing_is_left_after_fifty_testbeds_of_which_some_were_killed():
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_leaves_nothing(number, code):
     program = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    program += "from tailcut.cli import main; sys.exit(main(sys.argv[1:]))"
+    program += "from tailcut.tools.cli import main; sys.exit(main(sys.argv[1:]))"
     words = ["testbed", "run", "clean", "--no-measure", "--", "sh", "-c", "echo on; sleep 3600"]
     with subprocess.Popen([sys.executable, "-c", program, *words], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline().endswith(b"on\n")

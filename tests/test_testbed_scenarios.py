@@ -12,7 +12,7 @@ from itertools import islice, pairwise
 import pytest
 
 from tailcut import ConfigError
-from tailcut.testbed import (
+from tailcut.tools.testbed import (
     Scenario,
     bpf,
     bursts,
@@ -23,11 +23,11 @@ from tailcut.testbed import (
     shipped_names,
     system,
 )
-from tailcut.testbed.counters import PortCounters
-from tailcut.testbed.display import Screen
-from tailcut.testbed.scenario import Bursts, BurstyLoss, Freeze, Kill, LinkDown, Switch
-from tailcut.testbed.topology import SwitchPort, site, switch_ports
-from tailcut.testbed.virtual_queue import VirtualQueue, cut, is_traffic, is_trimmable
+from tailcut.tools.testbed.counters import PortCounters
+from tailcut.tools.testbed.display import Screen
+from tailcut.tools.testbed.scenario import Bursts, BurstyLoss, Freeze, Kill, LinkDown, Switch
+from tailcut.tools.testbed.topology import SwitchPort, site, switch_ports
+from tailcut.tools.testbed.virtual_queue import VirtualQueue, cut, is_traffic, is_trimmable
 
 SOME_BURSTS = "[bursts]\ngap_min_s = 1\ngap_mean_s = 1\n"
 

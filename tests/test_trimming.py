@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tailcut import _native
-from tailcut.testbed import Scenario, load_scenario
-from tailcut.testbed import Testbed as Bed  # by its own name pytest takes it for a test
-from tailcut.testbed.scenario import Port, Switch
+from tailcut.tools.testbed import Scenario, load_scenario
+from tailcut.tools.testbed import Testbed as Bed  # by its own name pytest takes it for a test
+from tailcut.tools.testbed.scenario import Port, Switch
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root for namespaces and BPF")
 
