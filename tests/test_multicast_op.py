@@ -13,7 +13,7 @@ import pytest
 
 from tailcut import Freeze, Partition, Scenario, Simulation, _native, simulate
 from tailcut.simulation.network import RateChange
-from tailcut.tools.testbed import Scenario as BedScenario
+from tailcut.tools.testbed import HostScenario
 from tailcut.tools.testbed import Testbed as Bed
 from tests import oracle
 from tests.groups import allreduce, open_groups, vectors
@@ -344,7 +344,7 @@ print(digest.hexdigest(), packets, sent, resent, flush=True)
 def test_between_hosts_the_result_is_that_of_unicast_bit_for_bit(tmp_path: Path) -> None:
     ranks = 4
     digests, sent = set(), {}
-    with Bed.up(BedScenario(name="multicast", hosts=ranks)) as testbed:
+    with Bed.up(HostScenario(name="multicast", hosts=ranks)) as testbed:
         for mode in ("off", "on"):
             command = [sys.executable, "-c", WORKER]
             workers = [

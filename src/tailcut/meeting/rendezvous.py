@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from tailcut import _native
 from tailcut.config import Config
 from tailcut.errors import ConfigError, PeerError
-from tailcut.grid import Grid
+from tailcut.grid import GridLayout
 from tailcut.meeting.addresses import (
     IP_UDP_BYTES,
     LOOPBACK,
@@ -107,7 +107,9 @@ def open_lanes(config: Config) -> list[_native.UdpLane]:
     return [open_lane(bound, config) for _ in range(config.lanes)]
 
 
-def _make_card(config: Config, lanes: Sequence[_native.UdpLane], grid: Grid, post: socket.socket) -> Card:
+def _make_card(
+    config: Config, lanes: Sequence[_native.UdpLane], grid: GridLayout, post: socket.socket
+) -> Card:
     bound = bind_address(config)
     buffer_bytes = min(lane.receive_buffer_bytes for lane in lanes)
     return Card(
@@ -135,7 +137,7 @@ def meet(
     store: Store,
     name: str,
     rank: int,
-    grid: Grid,
+    grid: GridLayout,
     lanes: Sequence[_native.UdpLane],
     config: Config,
 ) -> Roster:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tailcut import _native
 from tailcut.errors import ConfigError
-from tailcut.simulation.network import Network, ns
+from tailcut.simulation.network import SimulatedNetwork, ns
 from tailcut.simulation.scenario import Freeze
 
 ALGORITHMS = {"ring": _native.Algorithm.RING, "tree": _native.Algorithm.TREE}
@@ -21,7 +21,7 @@ TCP_HEADER_BYTES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Baseline(Network):
+class Baseline(SimulatedNetwork):
     """One algorithm, its program and its network. Deterministic, as a Scenario is."""
 
     algorithm: str

@@ -72,7 +72,7 @@ class Wan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class SimulatedNetwork:
     """Times in seconds, probabilities per packet."""
 
     seed: int = 0

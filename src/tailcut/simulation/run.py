@@ -11,7 +11,7 @@ import numpy as np
 from tailcut import _native
 from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
 from tailcut.errors import TailcutError
-from tailcut.grid import Grid
+from tailcut.grid import GridLayout
 from tailcut.policy.deadline import fixed_bounds
 from tailcut.policy.grid import COLUMN_SHARE, GridSteering
 from tailcut.report import Report, outcome_of
@@ -123,7 +123,7 @@ def _steering(scenario: Scenario) -> list[Policy]:
     ]
 
 
-def _let_decide(spec: _native.SimSpec, policies: Sequence[Policy], grid: Grid) -> None:
+def _let_decide(spec: _native.SimSpec, policies: Sequence[Policy], grid: GridLayout) -> None:
     def decide(rank: int, now_ns: int, bucket_len: int) -> _native.Terms:
         return policies[rank].terms(bucket_len)
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from tailcut.codec import CODEC_IDS
 from tailcut.config import LEAST_TRIM_BYTES
 from tailcut.errors import ConfigError
-from tailcut.grid import Grid
-from tailcut.simulation.network import Network
+from tailcut.grid import GridLayout
+from tailcut.simulation.network import SimulatedNetwork
 
 Array = npt.NDArray[np.float32]
 
@@ -27,7 +27,7 @@ class Freeze:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scenario(Network):
+class Scenario(SimulatedNetwork):
     """A group, its program and its network. Times in seconds, probabilities per packet."""
 
     ranks: int
@@ -101,8 +101,8 @@ class Scenario(Network):
             raise ConfigError(f"compute_s has shape {np.shape(self.compute_s)}, not (ops, ranks)")
 
     @property
-    def grid(self) -> Grid:
-        return Grid(self.ranks, self.rows)
+    def grid(self) -> GridLayout:
+        return GridLayout(self.ranks, self.rows)
 
     def length_of(self, op: int, rank: int) -> int:
         return self.lengths.get((op, rank), self.length)

@@ -18,7 +18,7 @@ from tailcut.config import Config
 from tailcut.errors import ConfigError
 from tailcut.tools.bench.barrier import Barrier
 from tailcut.tools.bench.figures import Figures, Round, judge
-from tailcut.tools.bench.network import LocalNetwork, Network
+from tailcut.tools.bench.placement import OnLoopback, Placement
 from tailcut.tools.bench.sides import SIDES
 from tailcut.tools.bench.worker import WARMUP, Plan, Samples, measure
 from tailcut.tools.workers import Workers
@@ -81,10 +81,12 @@ class NoProgress:
         pass
 
 
-_LOOPBACK = LocalNetwork()
+_LOOPBACK = OnLoopback()
 
 
-def run(options: Options, progress: Progress | None = None, network: Network = _LOOPBACK) -> Generator[Row]:
+def run(
+    options: Options, progress: Progress | None = None, placement: Placement = _LOOPBACK
+) -> Generator[Row]:
     """Measure; yields each row when it is complete. Raises WrongResultError, or PeerError for a worker."""
     for ranks in options.ranks:
         with tempfile.TemporaryDirectory(prefix="tailcut-bench-") as directory:
@@ -97,24 +99,24 @@ def run(options: Options, progress: Progress | None = None, network: Network = _
                 sides={name: SIDES[name] for name in options.sides},
                 config=options.config,
                 directory=Path(directory),
-                namespaces=network.namespaces,
+                namespaces=placement.namespaces,
             )
-            yield from run_plan(plan, progress or NoProgress(), network)
+            yield from run_plan(plan, progress or NoProgress(), placement)
 
 
-def run_plan(plan: Plan, progress: Progress, network: Network = _LOOPBACK) -> Iterator[Row]:
+def run_plan(plan: Plan, progress: Progress, placement: Placement = _LOOPBACK) -> Iterator[Row]:
     """One number of ranks. Its workers live as long as this iterator."""
     Barrier.create(plan.directory / "barrier", plan.ranks)
     Barrier.create(plan.directory / "gate", plan.ranks + 1)
     gate = Barrier(plan.directory / "gate", plan.ranks, plan.ranks + 1)
-    counted = network.wire_bytes()
+    counted = placement.wire_bytes()
     total = plan.steps_per_count * len(plan.counts)
     rounds: dict[str, list[Round]] = {name: [] for name in plan.sides}
     progress.step(f"{plan.ranks} ranks, starting", 0, total)
     with Workers(plan.ranks, measure, (plan,)) as workers:
         for done, by_rank in enumerate(_in_step(workers, plan.ranks), start=1):
             count = plan.counts[by_rank[0].count_index]
-            before, counted = counted, network.wire_bytes()
+            before, counted = counted, placement.wire_bytes()
             gate.wait()
             sent = None if counted is None or before is None else counted - before
             judged = judge(by_rank, count, sent)

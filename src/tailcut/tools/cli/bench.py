@@ -14,7 +14,7 @@ from tailcut.errors import ConfigError
 from tailcut.tools.bench import codec_table, machine, table
 from tailcut.tools.bench.allreduce import DEFAULT_SIZES, Options, Row, run
 from tailcut.tools.bench.codec import DEFAULT_SIZE_BYTES, CodecOptions, Step, run_codec
-from tailcut.tools.bench.network import EmulatedNetwork, LocalNetwork, Network
+from tailcut.tools.bench.placement import OnLoopback, OnTestbed, Placement
 from tailcut.tools.bench.sides import SIDES
 from tailcut.tools.cli.sizes import size_bytes
 from tailcut.tools.testbed import Testbed, character, load_scenario
@@ -83,7 +83,7 @@ def _run_allreduce(arguments: argparse.Namespace) -> None:
     if arguments.json is not None:
         _check_writable(arguments.json)
     if scenario is None:
-        _measure_allreduce(arguments, options, LocalNetwork())
+        _measure_allreduce(arguments, options, OnLoopback())
         return
     if scenario.freezes or scenario.kills:
         raise ConfigError(
@@ -96,7 +96,7 @@ def _run_allreduce(arguments: argparse.Namespace) -> None:
         for line in character.measure(testbed).lines():
             print(f"# {line}", flush=True)
         testbed.begin_faults()  # links that go down
-        _measure_allreduce(arguments, options, EmulatedNetwork(testbed))
+        _measure_allreduce(arguments, options, OnTestbed(testbed))
 
 
 def _hosts(arguments: argparse.Namespace) -> dict[str, int]:
@@ -107,7 +107,7 @@ def _hosts(arguments: argparse.Namespace) -> dict[str, int]:
     return {"hosts": arguments.ranks[0]}
 
 
-def _measure_allreduce(arguments: argparse.Namespace, options: Options, network: Network) -> None:
+def _measure_allreduce(arguments: argparse.Namespace, options: Options, placement: Placement) -> None:
     facts = machine.describe()
     copied = machine.memcpy_bytes_per_s(machine.cores())
     rows: list[Row] = []
@@ -115,7 +115,7 @@ def _measure_allreduce(arguments: argparse.Namespace, options: Options, network:
     print(f"# {facts['cpu']}, {facts['cores']} cores, Linux {facts['kernel']}")
     print(f"# memcpy on all cores: {copied / 1e9:.1f} GB/s")
     try:
-        with closing(run(options, progress, network)) as results:
+        with closing(run(options, progress, placement)) as results:
             for row in results:
                 progress.clear()
                 if not rows or rows[-1].ranks != row.ranks:

@@ -13,7 +13,7 @@ from tailcut import _native
 from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
 from tailcut.errors import ConfigError
 from tailcut.grid import grid_of
-from tailcut.simulation import Scenario as GroupScenario
+from tailcut.simulation import Scenario
 from tailcut.simulation.baseline import ALGORITHMS, TCP_HEADER_BYTES, Baseline, simulate_baseline
 from tailcut.simulation.run import elided_buckets, spec_of
 from tailcut.tools.sim.figures import (
@@ -26,7 +26,7 @@ from tailcut.tools.sim.figures import (
     trimmed_weight,
 )
 from tailcut.tools.sim.translate import UDP_BYTES, Conditions, conditions_of
-from tailcut.tools.testbed import Scenario
+from tailcut.tools.testbed import HostScenario
 
 IP_BYTES = 20
 MOST_VALUE_BYTES = 4 << 30
@@ -39,7 +39,7 @@ DEADLINE_FLOOR_S = 0.01
 class Options:
     """One run. Validated here, so that a mistake costs no time."""
 
-    scenario: Scenario
+    scenario: HostScenario
     ranks: tuple[int, ...] = ()
     """None: the scenario's number of hosts."""
     size_bytes: int = 25 << 20
@@ -153,7 +153,7 @@ def _wan_s(options: Options, ranks: int, conditions: Conditions) -> float:
 
 
 def _tailcut(options: Options, row: Row, bound_s: float, tell: Callable[[int], None]) -> Side:
-    scenario = GroupScenario(
+    scenario = Scenario(
         **vars(row.conditions.network),
         ranks=row.ranks,
         rows=grid_of(row.ranks, options.rows).rows,
@@ -236,7 +236,7 @@ def _measured_nmse(
     return float(np.mean(errors)) if errors else float("nan")
 
 
-def _predicted(scenario: GroupScenario, op: npt.NDArray[np.int64], rows: Numbers) -> float:
+def _predicted(scenario: Scenario, op: npt.NDArray[np.int64], rows: Numbers) -> float:
     """``rows``: the share of contributions present, of the result answered, of packets trimmed."""
     kept_bytes = trimmed_payload_bytes(scenario.trim_bytes)
     granules = _native.packet_granules(

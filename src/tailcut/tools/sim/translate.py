@@ -12,8 +12,8 @@ from itertools import takewhile
 
 from tailcut.errors import ConfigError
 from tailcut.simulation import Freeze
-from tailcut.simulation.network import Bursts, BurstyLoss, Network, Partition, Wan
-from tailcut.tools.testbed import Scenario
+from tailcut.simulation.network import Bursts, BurstyLoss, Partition, SimulatedNetwork, Wan
+from tailcut.tools.testbed import HostScenario
 from tailcut.tools.testbed.faults import schedule
 
 ETHERNET_AND_IP_BYTES = 14 + 20
@@ -31,19 +31,19 @@ FIRST_FAULT_SHARE = 0.25
 class Conditions:
     """What all sides meet."""
 
-    network: Network
+    network: SimulatedNetwork
     """Of UDP packets."""
     freezes: tuple[Freeze, ...]
     mtu_bytes: int
     bytes_per_s: float
 
-    def tcp(self) -> Network:
+    def tcp(self) -> SimulatedNetwork:
         """The same network for packets that bring their own transport header, and that no switch trims."""
         return replace(self.network, frame_bytes=ETHERNET_AND_IP_BYTES, trim=0.0, trim_above_bytes=0)
 
 
 def conditions_of(
-    scenario: Scenario,
+    scenario: HostScenario,
     *,
     ranks: int,
     size_bytes: int,
@@ -77,7 +77,7 @@ def conditions_of(
             gap_mean_s=blocks.gap_mean_s / faster,
             packet_bytes=mtu + 14,
         )
-    network = Network(
+    network = SimulatedNetwork(
         seed=scenario.seed if seed is None else seed,
         loss=switch.loss_frac,
         bursty_loss=_bursty_loss(scenario),
@@ -96,14 +96,14 @@ def conditions_of(
     return Conditions(network, freezes, mtu, rate)
 
 
-def _bursty_loss(scenario: Scenario) -> BurstyLoss | None:
+def _bursty_loss(scenario: HostScenario) -> BurstyLoss | None:
     bursty = scenario.switch.bursty_loss
     if bursty is None:
         return None
     return BurstyLoss(enter=bursty.enter_frac, leave=bursty.leave_frac, loss=bursty.loss_frac)
 
 
-def _wan(scenario: Scenario, ranks: int, faster: float) -> Wan | None:
+def _wan(scenario: HostScenario, ranks: int, faster: float) -> Wan | None:
     wan = scenario.wan
     if wan is None:
         return None
@@ -117,7 +117,7 @@ def _wan(scenario: Scenario, ranks: int, faster: float) -> Wan | None:
 
 
 def _faults(
-    scenario: Scenario, ranks: int, faster: float, least_s: float
+    scenario: HostScenario, ranks: int, faster: float, least_s: float
 ) -> tuple[tuple[Freeze, ...], tuple[Partition, ...]]:
     """Of the first while: repeated freezes end with a run that takes fifty times the shortest possible."""
     for fault in scenario.faults:

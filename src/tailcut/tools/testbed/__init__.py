@@ -5,14 +5,14 @@ with Testbed.up(load_scenario("tail-3")) as testbed:
 """
 
 from tailcut.tools.testbed.counters import PortCounters
-from tailcut.tools.testbed.scenario import Scenario
+from tailcut.tools.testbed.scenario import HostScenario
 from tailcut.tools.testbed.scenario_file import load_scenario, parse_scenario, scenario_text, shipped_names
 from tailcut.tools.testbed.testbed import Host, Testbed
 
 __all__ = [
     "Host",
+    "HostScenario",
     "PortCounters",
-    "Scenario",
     "Testbed",
     "load_scenario",
     "parse_scenario",

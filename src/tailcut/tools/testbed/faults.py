@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tailcut.tools.testbed import system
-from tailcut.tools.testbed.scenario import Freeze, Scenario
+from tailcut.tools.testbed.scenario import HostFreeze, HostScenario
 
 Action = Literal["freeze", "release", "kill", "link down", "link up"]
 _SIGNALS: dict[Action, signal.Signals] = {
@@ -35,7 +35,7 @@ class Event:
     action: Action
 
 
-def schedule(scenario: Scenario) -> Iterator[Event]:
+def schedule(scenario: HostScenario) -> Iterator[Event]:
     """All events in order; without end if a freeze repeats."""
     once = [Event(kill.at_s, kill.host, "kill") for kill in scenario.kills]
     for dark in scenario.link_downs:
@@ -50,7 +50,7 @@ def schedule(scenario: Scenario) -> Iterator[Event]:
     return heapq.merge(sorted(once), *freezes)
 
 
-def _frozen(freeze: Freeze, chance: random.Random) -> Iterator[Event]:
+def _frozen(freeze: HostFreeze, chance: random.Random) -> Iterator[Event]:
     at_s = freeze.at_s
     while True:
         yield Event(at_s, freeze.host, "freeze")

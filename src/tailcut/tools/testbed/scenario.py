@@ -224,7 +224,7 @@ class Wan(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Freeze(_Checked):
+class HostFreeze(_Checked):
     """A host's processes are stopped for ``for_s``, once at ``at_s`` or again and again."""
 
     host: int
@@ -258,11 +258,11 @@ class LinkDown(_Checked):
         self._positive("for_s")
 
 
-Fault = Freeze | Kill | LinkDown
+Fault = HostFreeze | Kill | LinkDown
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scenario(_Checked):
+class HostScenario(_Checked):
     """Everything that a testbed is built from."""
 
     name: str
@@ -275,7 +275,7 @@ class Scenario(_Checked):
     bursts: Bursts | None = None
     tail: Tail | None = None
     wan: Wan | None = None
-    freezes: tuple[Freeze, ...] = ()
+    freezes: tuple[HostFreeze, ...] = ()
     kills: tuple[Kill, ...] = ()
     link_downs: tuple[LinkDown, ...] = ()
 

@@ -12,11 +12,11 @@ from tailcut.errors import ConfigError
 from tailcut.tools.testbed.scenario import (
     Bursts,
     BurstyLoss,
-    Freeze,
+    HostFreeze,
+    HostScenario,
     Kill,
     LinkDown,
     Port,
-    Scenario,
     Switch,
     Tail,
     Wan,
@@ -26,7 +26,7 @@ from tailcut.tools.testbed.scenario import (
 T = TypeVar("T")
 
 _TABLES: dict[str, type] = {"port": Port, "switch": Switch, "bursts": Bursts, "tail": Tail, "wan": Wan}
-_LISTS: dict[str, type] = {"freezes": Freeze, "kills": Kill, "link_downs": LinkDown}
+_LISTS: dict[str, type] = {"freezes": HostFreeze, "kills": Kill, "link_downs": LinkDown}
 _SHIPPED = resources.files("tailcut.tools.testbed") / "scenarios"
 
 
@@ -48,12 +48,12 @@ def scenario_text(name: str) -> str:
     return (_SHIPPED / f"{name}.toml").read_text()
 
 
-def load_scenario(name: str, **overrides: int) -> Scenario:
+def load_scenario(name: str, **overrides: int) -> HostScenario:
     """By name or path; ``overrides`` replace fields such as ``hosts`` and ``seed``."""
     return parse_scenario(scenario_text(name), Path(name).name.removesuffix(".toml"), overrides)
 
 
-def parse_scenario(text: str, name: str, overrides: Mapping[str, int] | None = None) -> Scenario:
+def parse_scenario(text: str, name: str, overrides: Mapping[str, int] | None = None) -> HostScenario:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -78,7 +78,7 @@ def parse_scenario(text: str, name: str, overrides: Mapping[str, int] | None = N
         else:
             values[key] = value
     values.update(overrides or {})
-    return built_table(Scenario, values, f"scenario {name}")
+    return built_table(HostScenario, values, f"scenario {name}")
 
 
 def built_table(kind: type[T], table: Any, where: str) -> T:

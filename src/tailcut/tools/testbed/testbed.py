@@ -20,7 +20,7 @@ from tailcut.tools.testbed.counters import PortCounters, RunningSwitch
 from tailcut.tools.testbed.faults import Event, FaultPlayer, schedule
 from tailcut.tools.testbed.privilege import require_networks
 from tailcut.tools.testbed.record import MARK, Record, remove_leftovers
-from tailcut.tools.testbed.scenario import Scenario, burst_payload_bytes
+from tailcut.tools.testbed.scenario import HostScenario, burst_payload_bytes
 from tailcut.tools.testbed.switch_bpf import BpfSwitch
 from tailcut.tools.testbed.switch_user import UserSwitch
 
@@ -42,7 +42,7 @@ class Host:
 class Testbed:
     """Made by ``Testbed.up``. Its processes end with this process, however it ends."""
 
-    def __init__(self, scenario: Scenario, record: Record, switch: RunningSwitch) -> None:
+    def __init__(self, scenario: HostScenario, record: Record, switch: RunningSwitch) -> None:
         self.scenario = scenario
         self.record = record
         self.switch = switch
@@ -54,7 +54,7 @@ class Testbed:
 
     @classmethod
     @contextlib.contextmanager
-    def up(cls, scenario: Scenario, switch: SwitchKind = "auto") -> Iterator[Testbed]:
+    def up(cls, scenario: HostScenario, switch: SwitchKind = "auto") -> Iterator[Testbed]:
         """Bring the scenario's network up; down again at the end. First removes what killed ones left."""
         require_networks()
         remove_leftovers()
@@ -70,7 +70,7 @@ class Testbed:
                 record.remove()
 
     @classmethod
-    def _built(cls, scenario: Scenario, record: Record, kind: SwitchKind) -> Testbed:
+    def _built(cls, scenario: HostScenario, record: Record, kind: SwitchKind) -> Testbed:
         ports = topology.switch_ports(scenario)
         use_bpf = kind == "bpf" or (kind == "auto" and not system.in_user_namespace())
         forwarded = not use_bpf and scenario.switch.touches_packets

@@ -13,7 +13,7 @@ from itertools import chain
 from tailcut.errors import ConfigError
 from tailcut.tools.testbed import system
 from tailcut.tools.testbed.record import Record
-from tailcut.tools.testbed.scenario import Port, Scenario, Switch
+from tailcut.tools.testbed.scenario import HostScenario, Port, Switch
 
 FIRST_INDEX = 100
 """Interface index of port 0 in the switch; the others follow."""
@@ -63,7 +63,7 @@ def _shadow_mac(host: int) -> str:
     return f"02:7a:11:00:01:{host + 1:02x}"
 
 
-def switch_ports(scenario: Scenario) -> list[SwitchPort]:
+def switch_ports(scenario: HostScenario) -> list[SwitchPort]:
     """p0, p1, ... to the hosts; then w0 and w1, from each site to the other."""
     port, hosts = scenario.port, scenario.hosts
     mtu = port.mtu_bytes
@@ -82,11 +82,11 @@ def switch_ports(scenario: Scenario) -> list[SwitchPort]:
     return ports
 
 
-def site(scenario: Scenario, host: int) -> int:
+def site(scenario: HostScenario, host: int) -> int:
     return int(scenario.wan is not None and host >= (scenario.hosts + 1) // 2)
 
 
-def build(scenario: Scenario, record: Record, *, forwarded: bool, virtual: Collection[str]) -> None:
+def build(scenario: HostScenario, record: Record, *, forwarded: bool, virtual: Collection[str]) -> None:
     """Create everything. With ``forwarded``, processes will sit between the bridge and the ports to hosts.
 
     ``virtual`` are the ports with a virtual queue before the real one, which then decides what is dropped.
@@ -103,7 +103,7 @@ def build(scenario: Scenario, record: Record, *, forwarded: bool, virtual: Colle
     _set_up_hosts(scenario, record)
 
 
-def _switch_lines(scenario: Scenario, record: Record, forwarded: bool) -> list[str]:
+def _switch_lines(scenario: HostScenario, record: Record, forwarded: bool) -> list[str]:
     mtu = scenario.port.mtu_bytes
     lines = []
     for bridge in ("br0", "br1") if scenario.wan else ("br0",):
@@ -179,7 +179,7 @@ set -e
 so that trimming one cuts no others, and receivers check sums."""
 
 
-def _set_up_hosts(scenario: Scenario, record: Record) -> None:
+def _set_up_hosts(scenario: HostScenario, record: Record) -> None:
     programs = [system.program(name) for name in ("ip", "ethtool", "tc")]
     hosts = {record.host(i): _host_lines(i) for i in range(scenario.hosts)}
     work: list[tuple[str, list[str], list[str]]] = [(record.switch, [], ["switch"])]
@@ -209,7 +209,7 @@ def _host_lines(host: int) -> list[str]:
     ]
 
 
-def _uplink(scenario: Scenario) -> str:
+def _uplink(scenario: HostScenario) -> str:
     port = scenario.port
     if not port.uplink:
         return ""
@@ -217,7 +217,7 @@ def _uplink(scenario: Scenario) -> str:
     return f"qdisc add dev eth0 root tbf rate {rate} limit {UPLINK_PACKETS * port.mtu_bytes}"
 
 
-def _background_lines(scenario: Scenario) -> list[str]:
+def _background_lines(scenario: HostScenario) -> list[str]:
     lines = ["link set lo up", "addr add 10.77.0.254/24 dev eth0", "link set eth0 addrgenmode none up"]
     return lines + [
         f"neigh add {shadow_address(i)} lladdr {_shadow_mac(i)} dev eth0 nud permanent"

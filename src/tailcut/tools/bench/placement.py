@@ -8,7 +8,7 @@ from typing import Protocol
 from tailcut.tools.testbed import Testbed
 
 
-class Network(Protocol):
+class Placement(Protocol):
     @property
     def namespaces(self) -> tuple[Path, ...]:
         """Each rank's network namespace; none: this process's."""
@@ -17,7 +17,7 @@ class Network(Protocol):
         """Of all frames that left the switch so far; None if nobody counts."""
 
 
-class LocalNetwork:
+class OnLoopback:
     """Loopback."""
 
     namespaces: tuple[Path, ...] = ()
@@ -26,7 +26,7 @@ class LocalNetwork:
         return None
 
 
-class EmulatedNetwork:
+class OnTestbed:
     """A testbed that is up. Its background traffic is counted too."""
 
     def __init__(self, testbed: Testbed) -> None:
