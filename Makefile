@@ -10,7 +10,7 @@ PIP := $(VENV)/bin/python -m pip
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 # Directories too: removing a file must count as a change.
 SOURCES := $(shell find native src -not -path '*/__pycache__*') CMakeLists.txt pyproject.toml README.md LICENSE
-CXX_FILES = $(shell find native tests/native -name '*.cpp' -o -name '*.hpp') src/tailcut/testbed/trim.bpf.c
+CXX_FILES = $(shell find native tests/native -name '*.cpp' -o -name '*.hpp') src/tailcut/tools/testbed/trim.bpf.c
 
 # ThreadSanitizer of older compilers fails under strong address randomization; not everywhere may it be turned off.
 NO_ASLR = $(shell setarch -R true 2>/dev/null && echo setarch -R)

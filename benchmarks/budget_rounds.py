@@ -29,7 +29,7 @@ from rounds import (
 )
 
 from tailcut.codec import unbiased_nmse
-from tailcut.sim import plot
+from tailcut.tools.sim import plot
 
 PICTURE = Path(__file__).parent.parent / "docs" / "budget.svg"
 BUDGETS = (0.02, 0.05, 0.1, 0.2, 0.4)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tailcut.bench.figures import percentile
+from tailcut.tools.bench.figures import percentile
 
 Cell = dict[str, Any]
 BASELINE = "fp16"

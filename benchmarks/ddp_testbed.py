@@ -29,10 +29,10 @@ from typing import Any
 from ddp_table import Cell, summary, table
 
 from tailcut import Config, ConfigError, TailcutError
-from tailcut.bench import machine
 from tailcut.config import flag
-from tailcut.testbed import Scenario, Testbed, load_scenario, system
-from tailcut.testbed.privilege import become_root_of_a_namespace
+from tailcut.tools.bench import machine
+from tailcut.tools.testbed import HostScenario, Testbed, load_scenario, system
+from tailcut.tools.testbed.privilege import become_root_of_a_namespace
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = Path(__file__).with_name("ddp_training.py")
@@ -218,7 +218,7 @@ def data_directory(given: str | None) -> str | None:
     return None
 
 
-def scenario_of(options: argparse.Namespace) -> Scenario:
+def scenario_of(options: argparse.Namespace) -> HostScenario:
     scenario = load_scenario(options.scenario, **given(hosts=options.hosts))
     if any(kill.host == 0 for kill in scenario.kills):
         raise ConfigError(f"{scenario.name} kills host 0, which says when all stop: kill another")

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tailcut import Scenario, _native, simulate
-from tailcut.cli.sizes import size_bytes
 from tailcut.policy.steering import Steering
+from tailcut.tools.cli.sizes import size_bytes
 
 PAYLOAD_BYTES = {1500: 1408, 9000: 8704}
 FRAME_BYTES = 42

@@ -18,8 +18,8 @@ import tempfile
 import numpy as np
 
 import tailcut
-from tailcut.testbed import Scenario, Testbed
-from tailcut.testbed.scenario import Port
+from tailcut.tools.testbed import HostScenario, Testbed
+from tailcut.tools.testbed.scenario import Port
 
 WARM_UP_OPS = 3
 LIMIT_S = 600
@@ -68,7 +68,7 @@ def compare(options: argparse.Namespace) -> None:
     port = Port(rate_mbit_s=options.port_mbit_s, uplink_mbit_s=options.uplink_mbit_s, mtu_bytes=options.mtu)
     mean_bytes = 4 * options.count / options.hosts
     ratios = []
-    with Testbed.up(Scenario(name="multicast", hosts=options.hosts, port=port)) as testbed:
+    with Testbed.up(HostScenario(name="multicast", hosts=options.hosts, port=port)) as testbed:
         for round_number in range(options.rounds):
             modes = ("off", "on") if round_number % 2 == 0 else ("on", "off")
             found = {mode: run(testbed, options.hosts, mode, options.ops, options.count) for mode in modes}

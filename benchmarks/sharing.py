@@ -24,7 +24,7 @@ from statistics import median
 import numpy as np
 
 import tailcut
-from tailcut.testbed import Testbed, load_scenario
+from tailcut.tools.testbed import Testbed, load_scenario
 
 PORT = 5201
 SETTLING_S = 1.0  # after the other side has come or gone

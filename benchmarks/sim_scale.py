@@ -11,9 +11,9 @@ import resource
 import time
 from pathlib import Path
 
-from tailcut.cli.sizes import size_bytes
-from tailcut.sim import Options, Row, plot, run
-from tailcut.testbed import load_scenario
+from tailcut.tools.cli.sizes import size_bytes
+from tailcut.tools.sim import Options, Row, plot, run
+from tailcut.tools.testbed import load_scenario
 
 PICTURE = Path(__file__).parent.parent / "docs" / "scale.svg"
 RANKS = "8,16,32,64,128,256,512,1024"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tailcut import ConfigError, Freeze, Partition, _native
-from tailcut.network import Bursts, BurstyLoss, RateChange
-from tailcut.sim import Baseline, simulate_baseline
+from tailcut.simulation import Baseline, simulate_baseline
+from tailcut.simulation.network import Bursts, BurstyLoss, RateChange
 
 RATE = 125e6  # 1 Gbit/s
 WIRE = (1448 + 32 + 34) / 1448  # bytes on the wire per byte of payload

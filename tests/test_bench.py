@@ -1,4 +1,4 @@
-"""tailcut.bench: real workers on small buckets, and the figures made of their samples."""
+"""tailcut.tools.bench: real workers on small buckets, and the figures made of their samples."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from tailcut import Config, ConfigError, PeerError, Report
-from tailcut.bench.allreduce import NoProgress, Options, Row, run, run_plan
-from tailcut.bench.figures import Figures, Round, WrongResultError, judge, ratio
-from tailcut.bench.sides import TailcutSide, delivered_frac
-from tailcut.bench.table import header, line
-from tailcut.bench.worker import WARMUP, Plan, Sample, Samples, Source
-from tailcut.workers import Workers
+from tailcut.tools.bench.allreduce import NoProgress, Options, Row, run, run_plan
+from tailcut.tools.bench.figures import Figures, Round, WrongResultError, judge, ratio
+from tailcut.tools.bench.sides import TailcutSide, delivered_frac
+from tailcut.tools.bench.table import header, line
+from tailcut.tools.bench.worker import WARMUP, Plan, Sample, Samples, Source
+from tailcut.tools.workers import Workers
 
 
 class SpoiledSide(TailcutSide):

@@ -10,7 +10,7 @@ import pytest
 
 from tailcut import BudgetExceeded, Config, ConfigError, FileStore, Group, Scenario, Stats, _native, simulate
 from tailcut.epsilon import Epsilon
-from tailcut.grid import Grid
+from tailcut.grid import GridLayout
 from tailcut.policy.budget import LEAST_OPS, PERSISTENT_OPS, LrOffer, Spending
 from tailcut.policy.deadline import fixed_bounds
 from tailcut.policy.grid import GridSteering
@@ -26,7 +26,7 @@ def op(seq: int = 0, length: int = 1000, lost: float = 0.0, **fields) -> Report:
 
 
 def steering(**fields) -> GridSteering:
-    return GridSteering(**{"rank": 0, "grid": Grid(4), "deadline_s": 10.0, "planes": 4, **fields})
+    return GridSteering(**{"rank": 0, "grid": GridLayout(4), "deadline_s": 10.0, "planes": 4, **fields})
 
 
 # ---- what was spent --------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_stats_say_what_was_spent(tmp_path: Path) -> None:
 
 # ---- the learning rate -----------------------------------------------------------------------------------
 class Watched(GridSteering):
-    def __init__(self, rank: int, grid: Grid) -> None:
+    def __init__(self, rank: int, grid: GridLayout) -> None:
         super().__init__(rank=rank, grid=grid, deadline_s=1.0, planes=2)
         self.scales: dict[int, float] = {}
 
@@ -151,7 +151,7 @@ class Watched(GridSteering):
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("loss", [0.0, 0.05])
 def test_all_ranks_change_the_learning_rate_after_the_same_op(rows: int, loss: float) -> None:
-    grid = Grid(4, rows)
+    grid = GridLayout(4, rows)
     ops = 4 * LR_PERIOD_OPS
     scenario = Scenario(ranks=4, rows=rows, length=4096, ops=ops, codec="planes", loss=loss, deadline_s=1.0)
     if rows == 1:  # rank 2 is late where the factor changes: the others are ahead of it

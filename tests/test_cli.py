@@ -11,8 +11,9 @@ from importlib import metadata
 
 import pytest
 
-from tailcut import PeerError, demo
-from tailcut.cli import bench, main
+from tailcut import PeerError
+from tailcut.tools import demo
+from tailcut.tools.cli import bench, main
 
 QUICK = ["bench", "allreduce", "--ranks", "2", "--sizes", "1K", "--iters", "2", "--rounds", "1"]
 
@@ -142,7 +143,7 @@ def test_a_failing_worker_exits_with_2(monkeypatch, capsys):
 # Whoever runs the tests in the background has Ctrl-C ignored, and children inherit that.
 LISTENING = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "from tailcut.cli import main; sys.exit(main(sys.argv[1:]))"
+    "from tailcut.tools.cli import main; sys.exit(main(sys.argv[1:]))"
 )
 
 

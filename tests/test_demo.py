@@ -1,4 +1,4 @@
-"""tailcut.demo: a short script played on both sides, and the figures of made-up runs."""
+"""tailcut.tools.demo: a short script played on both sides, and the figures of made-up runs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import signal
 import numpy as np
 import pytest
 
-from tailcut import ConfigError, PeerError, Report, demo
-from tailcut.demo import digits
-from tailcut.demo.director import Director, Run, Story
-from tailcut.demo.display import Glance, Log, Screen
-from tailcut.demo.summary import Phase, cost_of, render
-from tailcut.demo.worker import Board, Replica, Script, Step, work
-from tailcut.workers import Workers
+from tailcut import ConfigError, PeerError, Report
+from tailcut.tools import demo
+from tailcut.tools.demo import digits
+from tailcut.tools.demo.director import Director, Run, Story
+from tailcut.tools.demo.display import Glance, Log, Screen
+from tailcut.tools.demo.summary import Phase, cost_of, render
+from tailcut.tools.demo.worker import Board, Replica, Script, Step, work
+from tailcut.tools.workers import Workers
 
 SHORT = Script(ranks=3, frozen_rank=1, epochs=2, width=64, deadline_s=0.1, freeze_at_step=20, freeze_s=1.0)
 

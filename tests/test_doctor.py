@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from tailcut import Config, FileStore, PeerError, Report, doctor
-from tailcut.cli import main
-from tailcut.doctor import host, member, network, probes, render
-from tailcut.doctor.check import Check, Setting
-from tailcut.doctor.diagnosis import diagnose
-from tailcut.doctor.echo import MESSAGE, PING, Echo, Target
-from tailcut.doctor.findings import Findings, Op
-from tailcut.doctor.ping import PATIENCE_S, SHORTEST_PATIENCE_S, Ping, Pinger
-from tailcut.doctor.probes import HostFacts, Interface
+from tailcut import Config, FileStore, PeerError, Report
+from tailcut.tools import doctor
+from tailcut.tools.cli import main
+from tailcut.tools.doctor import host, member, network, probes, render
+from tailcut.tools.doctor.check import Check, Setting
+from tailcut.tools.doctor.diagnosis import diagnose
+from tailcut.tools.doctor.echo import MESSAGE, PING, Echo, Target
+from tailcut.tools.doctor.findings import Findings, Op
+from tailcut.tools.doctor.ping import PATIENCE_S, SHORTEST_PATIENCE_S, Ping, Pinger
+from tailcut.tools.doctor.probes import HostFacts, Interface
 from tests.netns import ADDRESSES, LINKS, drop_leaving, set_mtu
 
 LIMIT_S = 60  # only a hang takes longer
@@ -269,7 +270,7 @@ def test_an_echo_socket_ignores_strangers_and_other_runs() -> None:
 
 
 def test_pings_to_a_dead_port_end_and_are_all_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailcut.doctor.echo.limit_s", lambda world_size: 0.1)
+    monkeypatch.setattr("tailcut.tools.doctor.echo.limit_s", lambda world_size: 0.1)
     with Echo("127.0.0.1", 0, 0, 2, run=7) as echo:
         (ping,) = echo.ping({1: Target("127.0.0.1", 9, 1328)}).values()
     assert (ping.sent, ping.answered, ping.rtt_median_s) == (4, 0, None)
@@ -632,7 +633,7 @@ def test_a_peer_that_is_silent_in_an_op_ends_the_ops(monkeypatch: pytest.MonkeyP
 
 # ---- ranks in processes ------------------------------------------------------------------------------------
 
-RANK = ("-m", "tailcut.cli", "doctor", "--json", "--bucket", "64K")
+RANK = ("-m", "tailcut.tools.cli", "doctor", "--json", "--bucket", "64K")
 
 
 class Ended:

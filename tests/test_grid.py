@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tailcut import ConfigError, Scenario, simulate
-from tailcut.grid import Grid, grid_of, rows_for
+from tailcut.grid import GridLayout, grid_of, rows_for
 from tailcut.simulation import Freeze, Simulation
 from tests.groups import allreduce, open_groups, vectors
 
@@ -176,7 +176,7 @@ def test_large_groups_become_square_grids() -> None:
     assert [rows_for(n) for n in (2, 8, 127, 128, 144, 1000, 1024)] == [1, 1, 1, 8, 12, 25, 32]
     assert rows_for(131) == 1  # a prime
     assert grid_of(144, 0, "auto").rows == 1  # multicast is flat
-    assert Grid(1024, 32).senders == 63
+    assert GridLayout(1024, 32).senders == 63
 
 
 def test_a_grid_that_cannot_be_is_refused() -> None:

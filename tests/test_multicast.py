@@ -16,13 +16,23 @@ from pathlib import Path
 
 import pytest
 
-from tailcut import Group, _native, multicast_probe
-from tailcut.addresses import LOOPBACK, multicast_mtu_bytes
-from tailcut.multicast import Medium, choose_interface, group_address, refusal
-from tailcut.multicast_probe import _HELLO, _MESSAGE, _PATIENCE_S, _SILENCE_S, _STATE, Peer, Probe, _everybody
+from tailcut import Group, _native
+from tailcut.meeting import multicast_probe
+from tailcut.meeting.addresses import LOOPBACK, multicast_mtu_bytes
+from tailcut.meeting.multicast import Medium, choose_interface, group_address, refusal
+from tailcut.meeting.multicast_probe import (
+    _HELLO,
+    _MESSAGE,
+    _PATIENCE_S,
+    _SILENCE_S,
+    _STATE,
+    Peer,
+    Probe,
+    _everybody,
+)
 from tailcut.policy.deadline import fixed_bounds
-from tailcut.testbed import Scenario
-from tailcut.testbed import Testbed as Bed  # by its own name pytest takes it for a test
+from tailcut.tools.testbed import HostScenario
+from tailcut.tools.testbed import Testbed as Bed  # by its own name pytest takes it for a test
 from tests.groups import allreduce, open_groups, vectors
 from tests.netns import drop_leaving, inside
 
@@ -432,7 +442,7 @@ def multicasts(seen: socket.socket) -> set[tuple[str, int]]:
 
 @needs_root
 def test_over_a_bridge_all_hosts_hear_each_other(tmp_path: Path) -> None:
-    with Bed.up(Scenario(name="bridge", hosts=4)) as testbed:
+    with Bed.up(HostScenario(name="bridge", hosts=4)) as testbed:
         for text in run_group(testbed, tmp_path, [0, 1, 2, 3]):
             assert text == "multicast to 3 of 3 peers on eth0, ttl 1"
 
@@ -440,7 +450,7 @@ def test_over_a_bridge_all_hosts_hear_each_other(tmp_path: Path) -> None:
 @needs_root
 def test_ranks_of_one_host_are_members_if_they_are_reached_by_the_interface(tmp_path: Path) -> None:
     """Reached over loopback, they are not: rank 2 alone has two peers on its interface."""
-    with Bed.up(Scenario(name="shared", hosts=2)) as testbed:
+    with Bed.up(HostScenario(name="shared", hosts=2)) as testbed:
         bound = run_group(testbed, tmp_path / "a", [0, 0, 1], TAILCUT_SOCKET_IFNAME="eth0")
         assert all(text.startswith("multicast to 2 of 2 peers") for text in bound)
         loose = run_group(testbed, tmp_path / "b", [0, 0, 1], GLOO_SOCKET_IFNAME="")
@@ -453,7 +463,7 @@ def test_ranks_of_one_host_are_members_if_they_are_reached_by_the_interface(tmp_
 
 @needs_root
 def test_a_host_that_nobody_hears_is_the_only_one_to_send_by_unicast(tmp_path: Path) -> None:
-    with Bed.up(Scenario(name="mute", hosts=3)) as testbed:
+    with Bed.up(HostScenario(name="mute", hosts=3)) as testbed:
         subprocess.run(
             ["ip", "netns", "exec", testbed.hosts[0].namespace, "tc", "qdisc", "del", "dev", "eth0", "root"],
             check=True,
@@ -468,7 +478,7 @@ def test_a_host_that_nobody_hears_is_the_only_one_to_send_by_unicast(tmp_path: P
 @pytest.mark.parametrize(("ttl", "named"), [(1, ""), (3, "eth0")])
 def test_multicast_keeps_to_its_interface_and_ttl(tmp_path: Path, ttl: int, named: str) -> None:
     """Every host has a second link, which the routing table has for all multicast."""
-    with Bed.up(Scenario(name="confined", hosts=3)) as testbed:
+    with Bed.up(HostScenario(name="confined", hosts=3)) as testbed:
         for host in testbed.hosts:
             for line in (
                 "link add side0 type veth peer name side1",

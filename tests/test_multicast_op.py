@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tailcut import Freeze, Partition, Scenario, Simulation, _native, simulate
-from tailcut.network import RateChange
-from tailcut.testbed import Scenario as BedScenario
-from tailcut.testbed import Testbed as Bed
+from tailcut.simulation.network import RateChange
+from tailcut.tools.testbed import HostScenario
+from tailcut.tools.testbed import Testbed as Bed
 from tests import oracle
 from tests.groups import allreduce, open_groups, vectors
 from tests.test_rules import group_tag
@@ -344,7 +344,7 @@ print(digest.hexdigest(), packets, sent, resent, flush=True)
 def test_between_hosts_the_result_is_that_of_unicast_bit_for_bit(tmp_path: Path) -> None:
     ranks = 4
     digests, sent = set(), {}
-    with Bed.up(BedScenario(name="multicast", hosts=ranks)) as testbed:
+    with Bed.up(HostScenario(name="multicast", hosts=ranks)) as testbed:
         for mode in ("off", "on"):
             command = [sys.executable, "-c", WORKER]
             workers = [

@@ -10,7 +10,7 @@ import pytest
 
 from tailcut import Scenario, _native, simulate
 from tailcut.epsilon import Epsilon, predicted
-from tailcut.grid import Grid
+from tailcut.grid import GridLayout
 from tailcut.policy.budget import Spending
 from tailcut.policy.grid import GridSteering
 from tailcut.policy.planes import ALL, AdaptivePlanes, FixedPlanes, Planes
@@ -163,7 +163,7 @@ class Watched(GridSteering):
     fixed: Planes | None = None
 
     def __init__(self, rank: int, ranks: int, budget: float = BUDGET) -> None:
-        super().__init__(rank=rank, grid=Grid(ranks), deadline_s=10.0, budget=budget)
+        super().__init__(rank=rank, grid=GridLayout(ranks), deadline_s=10.0, budget=budget)
         self.chosen: list[Planes] = []
         self.ends_s: list[float] = []
 

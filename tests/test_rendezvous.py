@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tailcut import Config, ConfigError, FileStore, Group, PeerError
-from tailcut.addresses import host_identity
-from tailcut.handshake import _ANSWER, _MESSAGE
-from tailcut.rendezvous import Card
+from tailcut.meeting.addresses import host_identity
+from tailcut.meeting.handshake import _ANSWER, _MESSAGE
+from tailcut.meeting.rendezvous import Card
 from tests.groups import allreduce, open_groups, vectors
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tailcut import Report, _native
-from tailcut.grid import Grid
+from tailcut.grid import GridLayout
 from tailcut.report import LateCompletion, Verdict, outcome_of
 
 MS = 1_000_000
@@ -64,7 +64,7 @@ def native(**fields: Any) -> Any:
 
 
 def report(**fields: Any) -> Report:
-    outcome = outcome_of(native(**fields), Grid(3), rank=1)
+    outcome = outcome_of(native(**fields), GridLayout(3), rank=1)
     assert isinstance(outcome, Report)
     return outcome
 

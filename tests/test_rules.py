@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tailcut import ConfigError, Freeze, Partition, Report, Scenario, _native, simulate
-from tailcut.network import RateChange
+from tailcut.simulation.network import RateChange
 from tests import oracle
 
 DEADLINE_S = 0.1

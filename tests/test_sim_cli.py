@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tailcut.cli import main
 from tailcut.errors import ConfigError
-from tailcut.sim import Options, Row, run
-from tailcut.sim.figures import Side, prefix_weight, trimmed_weight
-from tailcut.sim.translate import conditions_of
-from tailcut.testbed import load_scenario, parse_scenario, shipped_names
+from tailcut.tools.cli import main
+from tailcut.tools.sim import Options, Row, run
+from tailcut.tools.sim.figures import Side, prefix_weight, trimmed_weight
+from tailcut.tools.sim.translate import conditions_of
+from tailcut.tools.testbed import load_scenario, parse_scenario, shipped_names
 
 SMALL = 1 << 18
 
@@ -214,7 +214,7 @@ def test_a_scenario_of_ones_own_can_lose_in_bursts() -> None:
 
 
 def test_ctrl_c_ends_a_long_simulation_at_once() -> None:
-    command = [sys.executable, "-m", "tailcut.cli", "sim", "clean", "--ranks", "8", "--ops", "100000"]
+    command = [sys.executable, "-m", "tailcut.tools.cli", "sim", "clean", "--ranks", "8", "--ops", "100000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         assert process.stderr
         assert process.stderr.readline() == "8 ranks, tailcut\n"

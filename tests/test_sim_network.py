@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from tailcut import ConfigError, Partition, _native
-from tailcut.network import Bursts, BurstyLoss, Network, RateChange, Wan
+from tailcut.simulation.network import Bursts, BurstyLoss, RateChange, SimulatedNetwork, Wan
 
 US, MS = 1_000, 1_000_000
 Send = tuple[int, int, list[int], int]  # at_ns, source, destinations, bytes
 
 
-def carry(network: Network, sends: list[Send], hosts: int = 4) -> list[tuple[int, int, int, int, int]]:
+def carry(
+    network: SimulatedNetwork, sends: list[Send], hosts: int = 4
+) -> list[tuple[int, int, int, int, int]]:
     """(source, destination, bytes, number, arrived_at_ns or -1) in the order of ending."""
     spec = _native.NetworkSpec()
     network.check_network()
@@ -22,12 +24,12 @@ def carry(network: Network, sends: list[Send], hosts: int = 4) -> list[tuple[int
     return _native.carry(spec, hosts, sends)
 
 
-def times(network: Network, sends: list[Send], hosts: int = 4) -> list[int]:
+def times(network: SimulatedNetwork, sends: list[Send], hosts: int = 4) -> list[int]:
     """By number: when it arrived, or -1."""
     return [line[4] for line in sorted(carry(network, sends, hosts), key=lambda line: line[3])]
 
 
-MEGABYTE_PER_S = Network(bytes_per_s=1e6, delay_s=10e-6)  # a byte takes 1 µs
+MEGABYTE_PER_S = SimulatedNetwork(bytes_per_s=1e6, delay_s=10e-6)  # a byte takes 1 µs
 
 
 def test_a_packet_takes_its_time_on_both_links_and_the_delay_between() -> None:
@@ -100,21 +102,21 @@ def test_what_a_switch_trims_is_shorter_and_goes_first() -> None:
 
 
 def test_small_packets_are_not_trimmed() -> None:
-    always = Network(trim=1.0, trim_to_bytes=200)
+    always = SimulatedNetwork(trim=1.0, trim_to_bytes=200)
     assert [line[2] for line in carry(always, [(0, 0, [1], 200), (0, 0, [1], 201)])] == [200, 200]
     assert [line[2] for line in carry(always, [(0, 0, [1], 100)])] == [100]
 
 
 def test_loss_is_as_frequent_as_stated() -> None:
     sends = [(k * US, 0, [1], 100) for k in range(20_000)]
-    lost = np.mean(np.array(times(Network(loss=0.02, seed=1), sends)) < 0)
+    lost = np.mean(np.array(times(SimulatedNetwork(loss=0.02, seed=1), sends)) < 0)
     assert 0.017 < lost < 0.023
 
 
 def test_bursty_loss_comes_in_runs() -> None:
     sends = [(k * US, 0, [1], 100) for k in range(40_000)]
     bursty = BurstyLoss(enter=0.005, leave=0.25)
-    lost = np.array(times(Network(bursty_loss=bursty, seed=1), sends)) < 0
+    lost = np.array(times(SimulatedNetwork(bursty_loss=bursty, seed=1), sends)) < 0
     runs = np.count_nonzero(np.diff(lost.astype(int)) == 1)
     assert 0.015 < lost.mean() < 0.025  # 0.005 / 0.255
     assert 3.4 < lost.sum() / runs < 4.6  # 1 / leave
@@ -122,13 +124,13 @@ def test_bursty_loss_comes_in_runs() -> None:
 
 def test_a_wan_adds_its_rate_its_delay_and_its_queue_between_sites_only() -> None:
     wan = Wan(second_site=2, bytes_per_s=1e5, delay_s=0.01, queue_bytes=1500)
-    network = Network(delay_s=0.0, wan=wan)
+    network = SimulatedNetwork(delay_s=0.0, wan=wan)
     at = times(network, [(0, 0, [1], 1000), (0, 0, [2], 1000), (0, 3, [1], 500), (0, 1, [3], 501)])
     assert at == [0, 20 * MS, 15 * MS, -1]
 
 
 def test_partitions_cut_both_ways_and_end() -> None:
-    network = Network(delay_s=0.0, partitions=[Partition(0.001, 0.002, (1,))])
+    network = SimulatedNetwork(delay_s=0.0, partitions=[Partition(0.001, 0.002, (1,))])
     sends = [(at, 0, [1], 100) for at in (0, MS, 2 * MS)] + [(MS, 1, [0], 100), (MS, 2, [3], 100)]
     assert times(network, sends) == [0, -1, 2 * MS, -1, MS]
 
@@ -164,7 +166,7 @@ def test_bursts_give_a_lone_message_the_tail_that_is_promised(ratio: float) -> N
         gap_mean_s=0.6,
         packet_bytes=packet_bytes,
     )
-    network = Network(bytes_per_s=rate, queue_bytes=8_000_000, bursts=bursts, seed=3)
+    network = SimulatedNetwork(bytes_per_s=rate, queue_bytes=8_000_000, bursts=bursts, seed=3)
     for start in range(0, 300 * 160 * MS, 160 * MS):  # messages far enough apart that they do not meet
         sends = [(start, 0, [1], packet_bytes)] * (message_bytes // packet_bytes)
         took_ns += [sends]
@@ -197,4 +199,4 @@ def test_burst_times_depend_on_the_seed_and_not_on_the_traffic() -> None:
 )
 def test_a_network_that_makes_no_sense_is_refused(broken: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
-        Network(**broken).check_network()
+        SimulatedNetwork(**broken).check_network()

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tailcut import Scenario, _native, simulate
-from tailcut.network import RateChange
 from tailcut.policy.steering import Steering
-from tailcut.sim.figures import Side
-from tailcut.sim.run import Options, run
-from tailcut.testbed import load_scenario
+from tailcut.simulation.network import RateChange
+from tailcut.tools.sim.figures import Side
+from tailcut.tools.sim.run import Options, run
+from tailcut.tools.testbed import load_scenario
 
 RATE = 25e6  # bytes/s, of the testbed's ports
 FRAME_BYTES, PACKET_BYTES = 42, 1424

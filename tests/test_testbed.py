@@ -22,10 +22,20 @@ from typing import Any
 
 import pytest
 
-from tailcut.testbed import Scenario, character, faults, launch, record
-from tailcut.testbed import Testbed as Bed  # by its own name pytest takes it for a test
-from tailcut.testbed.scenario import Bursts, BurstyLoss, Freeze, Kill, LinkDown, Port, Switch, Tail, Wan
-from tailcut.testbed.testbed import SwitchKind
+from tailcut.tools.testbed import HostScenario, character, faults, launch, record
+from tailcut.tools.testbed import Testbed as Bed  # by its own name pytest takes it for a test
+from tailcut.tools.testbed.scenario import (
+    Bursts,
+    BurstyLoss,
+    HostFreeze,
+    Kill,
+    LinkDown,
+    Port,
+    Switch,
+    Tail,
+    Wan,
+)
+from tailcut.tools.testbed.testbed import SwitchKind
 from tests.netns import inside
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root for namespaces and BPF")
@@ -97,8 +107,8 @@ def settled(testbed: Bed, port: int, packets: int) -> None:
 
 def scenario(
     rate_mbit_s: float = 200, queue_bytes: int = 8_000_000, seed: int = 0, **switch: object
-) -> Scenario:
-    return Scenario(
+) -> HostScenario:
+    return HostScenario(
         name="test",
         hosts=2,
         seed=seed,
@@ -109,7 +119,7 @@ def scenario(
 
 @contextmanager
 def pair(
-    description: Scenario, switch: SwitchKind = "bpf"
+    description: HostScenario, switch: SwitchKind = "bpf"
 ) -> Iterator[tuple[Bed, socket.socket, socket.socket]]:
     """A testbed, a socket on host 0 that receives and one on host 1 that sends; their ARP is done."""
     with Bed.up(description, switch) as testbed, udp(testbed, 0) as receiver, udp(testbed, 1) as sender:
@@ -232,7 +242,7 @@ def test_only_the_trimmable_class_is_trimmed():
         }
 
 
-def lost_numbers(description: Scenario, count: int, switch: SwitchKind = "bpf") -> set[int]:
+def lost_numbers(description: HostScenario, count: int, switch: SwitchKind = "bpf") -> set[int]:
     with pair(description, switch) as (testbed, receiver, sender):
         send(testbed, sender, [numbered(i, 64) for i in range(count)])
         settled(testbed, 0, count)
@@ -338,7 +348,7 @@ def state(pid: int) -> str:
 def test_faults_that_end_early_are_undone_and_can_begin_anew():
     description = replace(
         scenario(),
-        freezes=(Freeze(host=0, at_s=0, for_s=3600),),
+        freezes=(HostFreeze(host=0, at_s=0, for_s=3600),),
         link_downs=(LinkDown(host=0, at_s=0, for_s=3600),),
     )
     told: queue.SimpleQueue[faults.Event] = queue.SimpleQueue()
@@ -357,7 +367,7 @@ def test_faults_that_end_early_are_undone_and_can_begin_anew():
 def test_faults_stop_and_kill_processes_and_darken_links():
     description = replace(
         scenario(),
-        freezes=(Freeze(host=0, at_s=0, for_s=3600),),
+        freezes=(HostFreeze(host=0, at_s=0, for_s=3600),),
         kills=(Kill(host=1, at_s=0),),
         link_downs=(LinkDown(host=0, at_s=0, for_s=0.05),),
     )
@@ -419,7 +429,7 @@ def nothing_is_left() -> Iterator[None]:
     assert left == set()
 
 
-TAILCUT = [sys.executable, "-m", "tailcut.cli", "testbed"]
+TAILCUT = [sys.executable, "-m", "tailcut.tools.cli", "testbed"]
 
 
 def started(*words: str) -> subprocess.Popen[str]:
@@ -454,7 +464,7 @@ def test_nothing_is_left_after_fifty_testbeds_of_which_some_were_killed():
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_leaves_nothing(number, code):
     program = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    program += "from tailcut.cli import main; sys.exit(main(sys.argv[1:]))"
+    program += "from tailcut.tools.cli import main; sys.exit(main(sys.argv[1:]))"
     words = ["testbed", "run", "clean", "--no-measure", "--", "sh", "-c", "echo on; sleep 3600"]
     with subprocess.Popen([sys.executable, "-c", program, *words], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline().endswith(b"on\n")

@@ -12,8 +12,8 @@ from itertools import islice, pairwise
 import pytest
 
 from tailcut import ConfigError
-from tailcut.testbed import (
-    Scenario,
+from tailcut.tools.testbed import (
+    HostScenario,
     bpf,
     bursts,
     character,
@@ -23,11 +23,11 @@ from tailcut.testbed import (
     shipped_names,
     system,
 )
-from tailcut.testbed.counters import PortCounters
-from tailcut.testbed.display import Screen
-from tailcut.testbed.scenario import Bursts, BurstyLoss, Freeze, Kill, LinkDown, Switch
-from tailcut.testbed.topology import SwitchPort, site, switch_ports
-from tailcut.testbed.virtual_queue import VirtualQueue, cut, is_traffic, is_trimmable
+from tailcut.tools.testbed.counters import PortCounters
+from tailcut.tools.testbed.display import Screen
+from tailcut.tools.testbed.scenario import Bursts, BurstyLoss, HostFreeze, Kill, LinkDown, Switch
+from tailcut.tools.testbed.topology import SwitchPort, site, switch_ports
+from tailcut.tools.testbed.virtual_queue import VirtualQueue, cut, is_traffic, is_trimmable
 
 SOME_BURSTS = "[bursts]\ngap_min_s = 1\ngap_mean_s = 1\n"
 
@@ -134,8 +134,8 @@ def test_a_tail_is_the_ratio_of_nearest_ranks():
 
 def test_events_come_in_order_and_follow_the_seed():
     description = replace(
-        Scenario(name="test"),
-        freezes=(Freeze(host=0, at_s=1, for_s=0.1, every_s=0.5),),
+        HostScenario(name="test"),
+        freezes=(HostFreeze(host=0, at_s=1, for_s=0.1, every_s=0.5),),
         kills=(Kill(host=1, at_s=2),),
         link_downs=(LinkDown(host=0, at_s=0.5, for_s=1),),
     )

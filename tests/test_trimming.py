@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tailcut import _native
-from tailcut.testbed import Scenario, load_scenario
-from tailcut.testbed import Testbed as Bed  # by its own name pytest takes it for a test
-from tailcut.testbed.scenario import Port, Switch
+from tailcut.tools.testbed import HostScenario, load_scenario
+from tailcut.tools.testbed import Testbed as Bed  # by its own name pytest takes it for a test
+from tailcut.tools.testbed.scenario import Port, Switch
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root for namespaces and BPF")
 
@@ -48,7 +48,7 @@ with tailcut.Group(rank, ranks, tailcut.FileStore(f"{directory}/store"), config)
 """
 
 
-def run(scenario: Scenario, directory: Path, length: int, ops: int) -> list[dict]:
+def run(scenario: HostScenario, directory: Path, length: int, ops: int) -> list[dict]:
     directory.mkdir()
     argv = [sys.executable, "-c", textwrap.dedent(WORKER), str(length), str(ops), str(directory)]
     with Bed.up(scenario) as testbed:
@@ -68,7 +68,7 @@ def test_both_ways_of_trimming_deliver_the_same_gradients(tmp_path: Path) -> Non
     for lengths in ("fix-lengths", "leave-lengths"):
         switch = Switch(trim_frac=1.0, trimmable_dscp=10, lengths=lengths)
         directory = tmp_path / lengths
-        results = run(Scenario(name=lengths, hosts=3, switch=switch), directory, length=100_000, ops=2)
+        results = run(HostScenario(name=lengths, hosts=3, switch=switch), directory, length=100_000, ops=2)
         for result in results:
             assert [(op["status"], op["lost"]) for op in result["ops"]] == [("complete", 0.0)] * 2
             assert (result["uncorrected"] > 0) == (lengths == "leave-lengths")
@@ -115,7 +115,7 @@ def test_a_congested_port_trims_and_the_op_still_completes(tmp_path: Path) -> No
     """Uplinks without a limit into ports of 100 Mbit/s, which trim above 60 kB and drop nothing."""
     switch = Switch(trim_above_bytes=60_000)
     port = Port(rate_mbit_s=100, uplink_mbit_s=0, queue_bytes=1_500_000)
-    scenario = Scenario(name="overload", hosts=3, port=port, switch=switch)
+    scenario = HostScenario(name="overload", hosts=3, port=port, switch=switch)
     results = run(scenario, tmp_path / "run", length=1_000_000, ops=1)
     assert all(result["ops"][0]["status"] == "complete" for result in results)
     assert any(result["ops"][0]["trimmed"] > 0 for result in results)

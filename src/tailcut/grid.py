@@ -24,7 +24,7 @@ LEAST_ROWS = 4
 
 
 @dataclass(frozen=True)
-class Grid:
+class GridLayout:
     ranks: int
     rows: int = 1
     """One: a flat group, which is one row and has no columns."""
@@ -73,7 +73,7 @@ def rows_for(ranks: int) -> int:
     return max(divisors, default=1)
 
 
-def grid_of(ranks: int, rows: int, multicast: str = "off") -> Grid:
+def grid_of(ranks: int, rows: int, multicast: str = "off") -> GridLayout:
     """What all ranks come to alike. ``rows``: 0 chooses."""
     if rows > 1 and multicast != "off":
         raise ConfigError(
@@ -81,4 +81,4 @@ def grid_of(ranks: int, rows: int, multicast: str = "off") -> Grid:
         )
     if rows == 0:
         rows = 1 if multicast != "off" else rows_for(ranks)
-    return Grid(ranks, rows)
+    return GridLayout(ranks, rows)

@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tailcut import _native
-from tailcut.addresses import is_loopback
 from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
 from tailcut.config import Config
 from tailcut.errors import ClosedError, ConfigError, TailcutError
 from tailcut.grid import grid_of
+from tailcut.meeting.addresses import is_loopback
+from tailcut.meeting.rendezvous import Roster, Route, local_address, meet, open_lanes
 from tailcut.policy.grid import GridSteering
-from tailcut.rendezvous import Roster, Route, local_address, meet, open_lanes
 from tailcut.report import Report, outcome_of
 from tailcut.stats import Stats
 from tailcut.store import Store

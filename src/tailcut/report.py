@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from tailcut import _native
 from tailcut.epsilon import NO_ERROR, Epsilon, quality_of
 from tailcut.errors import ClosedError, ConfigError, TailcutError
-from tailcut.grid import Grid
+from tailcut.grid import GridLayout
 
 Status = Literal["complete", "deadline", "behind"]
 Stage = Literal["scatter", "gather"]
@@ -292,7 +292,7 @@ def _announced(native: _native.OpReport) -> LrScale | None:
 
 
 def outcome_of(
-    native: _native.OpReport, grid: Grid, rank: int, key: Hashable = None
+    native: _native.OpReport, grid: GridLayout, rank: int, key: Hashable = None
 ) -> Report | TailcutError:
     """The report, or the error that ``wait()`` raises."""
     status = native.status

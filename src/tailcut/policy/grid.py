@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tailcut import _native
 from tailcut.errors import BudgetExceeded
-from tailcut.grid import Grid
+from tailcut.grid import GridLayout
 from tailcut.policy.budget import LrOffer, Spending
 from tailcut.policy.planes import AdaptivePlanes, FixedPlanes, PlanesPolicy
 from tailcut.policy.steering import FixedSteering, Steering
@@ -42,7 +42,7 @@ class GridSteering:
         self,
         *,
         rank: int,
-        grid: Grid,
+        grid: GridLayout,
         deadline_s: float,
         planes: int = 0,
         budget: float = 0.05,

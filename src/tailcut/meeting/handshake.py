@@ -1,0 +1,154 @@
+"""The first datagrams between two ranks: is this peer alive at this address, and do full packets pass?
+
+A hello names the instance it is meant for, so that only the process behind the card answers, not an earlier
+life of it, a neighbour on a reused port, or this host's own docker0. Knows nothing of stores or ops.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from tailcut import _native
+from tailcut.meeting.multicast import Medium
+from tailcut.meeting.multicast_probe import Peer, Probe, belongs
+
+_HELLO, _ANSWER = b"tailcut?", b"tailcut!"
+_MESSAGE = struct.Struct("<8s16s16sHHH")  # kind, to, from, lane, candidate, bytes of the hello
+_LARGEST = 65_535
+_LONGEST_PAUSE_S = 0.25
+
+
+@dataclass
+class Candidate:
+    """One address at which a peer may be reached."""
+
+    address: str
+    packet_bytes: int
+    """The largest datagram that ops will send there."""
+    small_answers: set[int] = field(default_factory=set)
+    full_answers: set[int] = field(default_factory=set)
+    """Lanes that answered."""
+
+
+@dataclass
+class Contact:
+    """A peer, as its card has it, and what has been heard of it."""
+
+    instance: bytes
+    ports: Sequence[int]
+    candidates: list[Candidate]
+    hello_at: float = 0.0
+    pause_s: float = 0.01
+
+    @property
+    def confirmed(self) -> Candidate | None:
+        """The first address at which every lane answered to a full packet."""
+        return next((c for c in self.candidates if len(c.full_answers) == len(self.ports)), None)
+
+
+class Handshake:
+    """This rank's side, on the sockets of its lanes before their engines start. A context manager."""
+
+    def __init__(self, lanes: Sequence[_native.UdpLane], post: socket.socket, instance: bytes) -> None:
+        """``post`` is what the probe's questions and answers use."""
+        self._lanes = lanes
+        self._sockets = [socket.fromfd(lane.descriptor, socket.AF_INET, socket.SOCK_DGRAM) for lane in lanes]
+        self._post = post
+        self._instance = instance
+        self.contacts: dict[bytes, Contact] = {}
+        """By instance."""
+        self.probe: Probe | None = None
+        """Once all are confirmed: who hears whose multicast."""
+
+    def __enter__(self) -> Handshake:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for lane in self._sockets:
+            lane.close()
+        if self.probe:
+            self.probe.close()
+
+    def begin_probe(self, group_tag: int, peers: Mapping[bytes, Peer], medium: Medium | str) -> None:
+        """From now on find out, while listening, who hears whose multicast."""
+        if self.probe:
+            self.probe.close()
+        self.probe = Probe(self._lanes, self._sockets, self._post, self._instance, group_tag, peers, medium)
+
+    def send_hellos(self, now: float) -> None:
+        """To every candidate of every contact that is not confirmed: a small one and one of full size."""
+        for contact in self.contacts.values():
+            if contact.confirmed or now < contact.hello_at:
+                continue
+            contact.hello_at = now + contact.pause_s
+            contact.pause_s = min(2 * contact.pause_s, _LONGEST_PAUSE_S)
+            for index, candidate in enumerate(contact.candidates):
+                for lane, port in enumerate(contact.ports):
+                    for size in (_MESSAGE.size, max(candidate.packet_bytes, _MESSAGE.size)):
+                        hello = self._message(_HELLO, contact.instance, lane, index, size)
+                        with suppress(OSError):  # no route, a full socket: as if lost
+                            self._sockets[lane].sendto(hello.ljust(size, b"\0"), (candidate.address, port))
+
+    def listen(self, group_tag: int | None, timeout_s: float) -> bool:
+        """Answer hellos and take answers for so long, or until something changes that the caller waits for:
+        the last contact is confirmed, the probe has finished, or a packet of the group itself has come; only
+        then True.
+
+        That packet stays in its socket. Its sender has seen that everybody is ready, and so is everybody.
+        """
+        give_up = time.monotonic() + timeout_s
+        settled_before = self._settled()
+        while True:
+            left_s = max(0.0, give_up - time.monotonic())
+            select.select([*self._sockets, *(self.probe.sockets if self.probe else ())], [], [], left_s)
+            begun = [self._drain(lane, group_tag) for lane in range(len(self._sockets))]
+            if self.probe:
+                begun.append(self.probe.receive(time.monotonic()))
+            if any(begun):
+                return True
+            if time.monotonic() >= give_up or (self._settled() and not settled_before):
+                return False
+
+    def _settled(self) -> bool:
+        return all(contact.confirmed for contact in self.contacts.values()) and not (
+            self.probe and self.probe.pending(time.monotonic())
+        )
+
+    def _drain(self, lane: int, group_tag: int | None) -> bool:
+        incoming = self._sockets[lane]
+        while True:
+            try:
+                datagram = incoming.recv(_LARGEST, socket.MSG_PEEK)
+            except OSError:  # empty
+                return False
+            if group_tag is not None and belongs(datagram, (group_tag + lane) % _native.TAGS):
+                return True
+            with suppress(OSError):
+                self._take(lane, *incoming.recvfrom(_LARGEST))
+
+    def _take(self, lane: int, datagram: bytes, source: tuple[str, int]) -> None:
+        if len(datagram) < _MESSAGE.size:
+            return
+        kind, to, sender, peer_lane, index, size = _MESSAGE.unpack_from(datagram)
+        if to != self._instance:
+            return
+        if kind == _HELLO and peer_lane == lane and size == len(datagram):
+            answer = self._message(_ANSWER, sender, lane, index, size)
+            with suppress(OSError):
+                self._sockets[lane].sendto(answer, source)
+        elif kind == _ANSWER and sender in self.contacts:
+            contact = self.contacts[sender]
+            if index < len(contact.candidates) and peer_lane < len(contact.ports):
+                candidate = contact.candidates[index]
+                candidate.small_answers.add(peer_lane)
+                if size >= candidate.packet_bytes:
+                    candidate.full_answers.add(peer_lane)
+
+    def _message(self, kind: bytes, to: bytes, lane: int, index: int, size: int) -> bytes:
+        return _MESSAGE.pack(kind, to, self._instance, lane, index, size)

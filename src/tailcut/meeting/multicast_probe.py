@@ -1,0 +1,246 @@
+"""Who hears this rank's multicast, and whom it hears.
+
+Every rank sends full-size hellos to the multicast group and asks its peers by unicast whether they came. Owns
+these messages' bytes. Is told by the handshake when to read and what time it is; knows nothing of stores.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from tailcut import _native
+from tailcut.meeting.addresses import interface_name
+from tailcut.meeting.multicast import Medium, Multicast, group_address
+
+_HELLO, _QUESTION, _STATE = b"tailcut*", b"tailcut~", b"tailcut="
+_MESSAGE = struct.Struct("<8s16s16sHH")  # kind, to, from, lane, bytes of the hello or state
+_LARGEST = 65_535
+_MOST = 256
+"""Datagrams read at once: a flood ends no deadline."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
+_PATIENCE_S = 0.6
+"""How long a hello may take to reach a peer that has joined: switches learn of it from its IGMP report."""
+_SILENCE_S = 2.0
+"""How long a peer may take to answer at all: it has been confirmed, and so is about to join."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Whom to ask, and where."""
+
+    rank: int
+    address: tuple[str, int]
+    """Of its post."""
+
+
+class _State(enum.IntEnum):
+    """What a rank says of a peer's hellos."""
+
+    ABSENT = 0
+    """It is no member."""
+    UNHEARD = 1
+    HEARD = 2
+
+
+class Probe:
+    """One rank's side of asking who hears whom, on the sockets of its lanes."""
+
+    def __init__(
+        self,
+        lanes: Sequence[_native.UdpLane],
+        senders: Sequence[socket.socket],
+        post: socket.socket,
+        instance: bytes,
+        group_tag: int,
+        peers: Mapping[bytes, Peer],
+        medium: Medium | str,
+    ) -> None:
+        """``senders`` are the lanes' sockets, ``peers`` all others by instance. ``post`` is for questions and
+        answers: a late one should not reach an engine. Without a ``medium``, but a reason for that, this
+        rank is no member and only says so."""
+        self._lanes = lanes
+        self._senders = senders
+        self._post = post
+        self._instance = instance
+        self._tags = [(group_tag + lane) % _native.TAGS for lane in range(len(lanes))]
+        self._peers = peers
+        self._heard: set[tuple[bytes, int]] = set()
+        """Instances and lanes."""
+        self._answers: dict[bytes, dict[int, _State]] = {}
+        """By lane, of each peer that is asked."""
+        self._answered_at: dict[bytes, float] = {}
+        """When a peer was first known to be in the probe too, a member or not."""
+        self._begun_at: float | None = None
+        self._pause_s = _FIRST_PAUSE_S
+        self.send_at = 0.0
+        """When ``send`` has something to do."""
+        self._members: list[socket.socket] = []
+        """Where multicast comes in: one for each lane, or none."""
+        self._medium, self._reason = self._join(medium)
+        if self._medium:
+            self._answers = {i: {} for i, peer in peers.items() if peer.rank in self._medium.peers}
+
+    def close(self) -> None:
+        for member in self._members:
+            member.close()
+        self._members = []
+
+    @property
+    def sockets(self) -> Sequence[socket.socket]:
+        """Where something may come in."""
+        return [self._post, *self._members]
+
+    def _join(self, medium: Medium | str) -> tuple[Medium | None, str]:
+        if isinstance(medium, str):
+            self._leave()
+            return None, medium
+        for lane, lane_tag in zip(self._lanes, self._tags, strict=True):
+            address, port = group_address(lane_tag)
+            try:
+                lane.join_multicast(
+                    _number(address), port, _number(medium.interface), medium.ttl, medium.loop
+                )
+            except RuntimeError as error:  # std::system_error: the port is taken, the interface cannot
+                self._leave()
+                return None, f"cannot join on {interface_name(medium.interface)}: {error}"
+            member = socket.fromfd(lane.group_descriptor, socket.AF_INET, socket.SOCK_DGRAM)
+            self._members.append(member)
+        return medium, ""
+
+    def _leave(self) -> None:
+        self.close()
+        for lane in self._lanes:
+            lane.leave_multicast()
+
+    def send(self, now: float) -> None:
+        """When it is time: a hello to the group, then a question to each peer that has not heard all."""
+        if not self._medium or now < self.send_at or not self.pending(now):
+            return
+        if self._begun_at is None:
+            self._begun_at = now
+        self.send_at = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        for lane, lane_tag in enumerate(self._tags):
+            size = max(self._medium.packet_bytes, _MESSAGE.size)
+            hello = self._message(_HELLO, _everybody(lane_tag), lane, size)
+            _send(self._senders[lane], hello.ljust(size, b"\0"), group_address(lane_tag))
+        for instance in self._answers:
+            if not self._hears(instance):
+                for lane in range(len(self._lanes)):
+                    question = self._message(_QUESTION, instance, lane, 0)
+                    _send(self._post, question, self._peers[instance].address)
+
+    def receive(self, now: float) -> bool:
+        """Take what has come, but leave packets of the group itself to the engine. True if there is one."""
+        for datagram in _waiting(self._post):
+            self._take_letter(datagram, now)
+        begun = False
+        for lane, member in enumerate(self._members):
+            for datagram in _waiting(member, socket.MSG_PEEK):
+                if belongs(datagram, self._tags[lane]):
+                    begun = True
+                    break
+                member.recv(_LARGEST)
+                self._take_hello(lane, datagram, now)
+        return begun
+
+    def _take_hello(self, lane: int, datagram: bytes, now: float) -> None:
+        if len(datagram) < _MESSAGE.size:
+            return
+        kind, to, sender, stated_lane, size = _MESSAGE.unpack_from(datagram)
+        meant = kind == _HELLO and to == _everybody(self._tags[lane]) and stated_lane == lane
+        if meant and size == len(datagram) and sender in self._peers and (sender, lane) not in self._heard:
+            self._heard.add((sender, lane))
+            self._tell(sender, lane)
+            if sender in self._answers and not self._hears(sender):  # it may have joined after our last hello
+                self.send_at = min(self.send_at, now + _FIRST_PAUSE_S)
+
+    def _take_letter(self, datagram: bytes, now: float) -> None:
+        if len(datagram) != _MESSAGE.size:
+            return
+        kind, to, sender, lane, value = _MESSAGE.unpack(datagram)
+        if to != self._instance or sender not in self._peers or lane >= len(self._lanes):
+            return
+        if kind == _QUESTION:
+            self._tell(sender, lane)
+        elif kind == _STATE and sender in self._answers and value in list(_State):
+            self._answers[sender][lane] = _State(value)
+            self._answered_at.setdefault(sender, now)
+
+    def _tell(self, peer: bytes, lane: int) -> None:
+        """To where the peer is known to be, whatever a datagram gave as its source."""
+        heard = _State.HEARD if (peer, lane) in self._heard else _State.UNHEARD
+        state = heard if self._members else _State.ABSENT
+        _send(self._post, self._message(_STATE, peer, lane, state), self._peers[peer].address)
+
+    def pending(self, now: float) -> list[int]:
+        """Ranks worth waiting for: each other one hears all, is no member, or has had time enough."""
+        return [
+            self._peers[instance].rank
+            for instance, answers in self._answers.items()
+            if not self._hears(instance)
+            and _State.ABSENT not in answers.values()
+            and now < self._give_up_at(instance, now)
+        ]
+
+    def _give_up_at(self, instance: bytes, now: float) -> float:
+        if instance in self._answered_at:
+            return self._answered_at[instance] + _PATIENCE_S
+        return (now if self._begun_at is None else self._begun_at) + _SILENCE_S
+
+    def _hears(self, instance: bytes) -> bool:
+        answers = self._answers[instance]
+        return len(answers) == len(self._lanes) and set(answers.values()) == {_State.HEARD}
+
+    def conclude(self) -> Multicast:
+        """The outcome. A rank that neither reaches nor hears anybody leaves the group."""
+        if not self._medium:
+            return Multicast((), (), 0, "", f"no multicast: {self._reason}")
+        medium = self._medium
+        members = tuple(sorted(self._peers[i].rank for i in self._answers if self._hears(i)))
+        unheard = tuple(rank for rank in medium.peers if rank not in members)
+        reached = f"{len(members)} of {len(self._peers)} peers"
+        where = f"on {interface_name(medium.interface)}, ttl {medium.ttl}"
+        if len(members) >= medium.fewest_members:
+            payload_bytes = medium.packet_bytes - _native.HEADER_BYTES
+            found = f"multicast to {reached} {where}"
+            return Multicast(members, unheard, payload_bytes, medium.interface, found)
+        if not self._heard:
+            self._leave()
+        return Multicast((), unheard, 0, "", f"no multicast: {reached} hear it {where}")
+
+    def _message(self, kind: bytes, to: bytes, lane: int, value: int) -> bytes:
+        return _MESSAGE.pack(kind, to, self._instance, lane, value)
+
+
+def belongs(datagram: bytes, group_tag: int) -> bool:
+    """Whether it is a packet of that group."""
+    header, _ = _native.parse_header(datagram)
+    return header is not None and header.group_tag == group_tag
+
+
+def _send(sender: socket.socket, datagram: bytes, to: tuple[str, int]) -> None:
+    with suppress(OSError):  # no route, a full socket: as if lost
+        sender.sendto(datagram, to)
+
+
+def _waiting(source: socket.socket, flags: int = 0) -> Iterator[bytes]:
+    """Datagrams that have come."""
+    with suppress(OSError):  # empty
+        for _ in range(_MOST):
+            yield source.recv(_LARGEST, socket.MSG_DONTWAIT | flags)
+
+
+def _everybody(lane_tag: int) -> bytes:
+    """Stands for the instance that a message is meant for."""
+    return lane_tag.to_bytes(8, "little").ljust(16, b"\0")
+
+
+def _number(address: str) -> int:
+    return int(ipaddress.IPv4Address(address))

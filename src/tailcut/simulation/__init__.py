@@ -1,0 +1,17 @@
+"""Simulated groups and networks in virtual time: tailcut's own core, and other collectives beside it."""
+
+from tailcut.simulation.baseline import Baseline, simulate_baseline
+from tailcut.simulation.network import Partition
+from tailcut.simulation.run import Policy, Simulation, simulate
+from tailcut.simulation.scenario import Freeze, Scenario
+
+__all__ = [
+    "Baseline",
+    "Freeze",
+    "Partition",
+    "Policy",
+    "Scenario",
+    "Simulation",
+    "simulate",
+    "simulate_baseline",
+]

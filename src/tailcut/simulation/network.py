@@ -1,0 +1,148 @@
+"""A simulated network as values: one switch, its ports, their trouble. Frozen and checked once.
+
+What becomes of packets in it is native/sim/network.hpp. Knows nothing of what runs on the hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tailcut import _native
+from tailcut.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The ranks of ``side`` and all the others do not reach each other."""
+
+    from_s: float
+    until_s: float
+    side: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RateChange:
+    """From ``at_s`` on a host's links have so many times their nominal rate: 0.2 is five times slower."""
+
+    at_s: float
+    host: int | None
+    """None: every host."""
+    uplink_factor: float = 1.0
+    downlink_factor: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bursts:
+    """Other people's traffic into every port, at times that only the seed and the port decide."""
+
+    volume_bytes: int
+    gap_min_s: float
+    """Between bursts to a port."""
+    gap_mean_s: float
+    """Exponential, on top of ``gap_min_s``."""
+    bytes_per_s: float = 0.0
+    """At which a burst reaches the port; 0: all of it at once, as from many hosts."""
+    packet_bytes: int = 1500
+
+
+@dataclass(frozen=True, kw_only=True)
+class BurstyLoss:
+    """Gilbert-Elliott: a port is in a good or a bad state and may change with every packet."""
+
+    enter: float
+    """Probability of good to bad."""
+    leave: float
+    """Probability of bad to good."""
+    loss: float = 1.0
+    """Of the packets in the bad state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wan:
+    """Two sites: ranks from ``second_site`` on are behind a link of their own, both ways."""
+
+    second_site: int
+    bytes_per_s: float
+    delay_s: float
+    """One way, on top of the network's."""
+    loss: float = 0.0
+    queue_bytes: int = 0
+    """0 is unlimited."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedNetwork:
+    """Times in seconds, probabilities per packet."""
+
+    seed: int = 0
+    """Where everything random derives from."""
+    loss: float = 0.0
+    bursty_loss: BurstyLoss | None = None
+    duplicate: float = 0.0
+    corrupt: float = 0.0
+    trim: float = 0.0
+    trim_to_bytes: int = 0
+    """What is left of a trimmed packet, header included; 0: any number of bytes."""
+    trim_above_bytes: int = 0
+    """Backlog of a port from which on it trims all that it may; 0: never for that reason."""
+    delay_s: float = 10e-6
+    jitter_s: float = 0.0
+    bytes_per_s: float = 0.0
+    """Of every link; 0 is unlimited."""
+    uplink_bytes_per_s: float | None = None
+    """From hosts to the switch, if it is another."""
+    queue_bytes: int = 0
+    """Of every switch port; 0 is unlimited."""
+    frame_bytes: int = 0
+    """What the layers below add to a packet on links and in queues; 42 are Ethernet, IPv4 and UDP."""
+    partitions: Sequence[Partition] = ()
+    rate_changes: Sequence[RateChange] = ()
+    bursts: Bursts | None = None
+    wan: Wan | None = None
+
+    def check_network(self) -> None:
+        """Raise ConfigError unless the values make sense."""
+        for name in ("loss", "duplicate", "corrupt", "trim"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name)} is not a probability")
+        if 0 < self.trim_to_bytes <= _native.HEADER_BYTES:
+            raise ConfigError(f"trim_to_bytes={self.trim_to_bytes} leaves nothing behind the header")
+        for change in self.rate_changes:
+            if change.uplink_factor <= 0 or change.downlink_factor <= 0:
+                raise ConfigError(f"{change} stops a link: its factors must be above 0; use a Partition")
+        if self.bursts and (self.bursts.gap_min_s <= 0 or self.bursts.gap_mean_s < 0):
+            raise ConfigError("bursts need a gap_min_s above 0, or there is no end of them")
+
+    def fill(self, spec: _native.NetworkSpec) -> None:
+        """Tell the native network."""
+        for name in (
+            *("seed", "loss", "duplicate", "corrupt", "trim", "trim_above_bytes"),
+            *("bytes_per_s", "queue_bytes", "frame_bytes"),
+        ):
+            setattr(spec, name, getattr(self, name))
+        spec.delay_ns = ns(self.delay_s)
+        spec.jitter_ns = ns(self.jitter_s)
+        spec.trim_to_payload_bytes = max(0, self.trim_to_bytes - _native.HEADER_BYTES)
+        if self.uplink_bytes_per_s is not None:
+            spec.uplink_bytes_per_s = self.uplink_bytes_per_s
+        for cut in self.partitions:
+            spec.partition(ns(cut.from_s), ns(cut.until_s), list(cut.side))
+        for change in self.rate_changes:
+            spec.change_rate(ns(change.at_s), change.host, change.uplink_factor, change.downlink_factor)
+        if (bursty := self.bursty_loss) is not None:
+            spec.set_bursty_loss(bursty.enter, bursty.leave, bursty.loss)
+        if (bursts := self.bursts) is not None:
+            spec.set_bursts(
+                bytes=bursts.volume_bytes,
+                bytes_per_s=bursts.bytes_per_s,
+                packet_bytes=bursts.packet_bytes,
+                gap_min_ns=ns(bursts.gap_min_s),
+                gap_mean_ns=ns(bursts.gap_mean_s),
+            )
+        if (wan := self.wan) is not None:
+            spec.set_wan(wan.second_site, wan.bytes_per_s, ns(wan.delay_s), wan.loss, wan.queue_bytes)
+
+
+def ns(seconds: float) -> int:
+    return round(seconds * 1e9)

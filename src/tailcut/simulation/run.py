@@ -1,0 +1,135 @@
+"""The real protocol core in virtual time: a scenario in, results and reports out. Same seed, same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from tailcut import _native
+from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
+from tailcut.errors import TailcutError
+from tailcut.grid import GridLayout
+from tailcut.policy.deadline import fixed_bounds
+from tailcut.policy.grid import COLUMN_SHARE, GridSteering
+from tailcut.report import Report, outcome_of
+from tailcut.simulation.network import ns
+from tailcut.simulation.scenario import Array, Scenario
+
+
+class Policy(Protocol):
+    """What decides for one rank: asked at each entry, told of each report."""
+
+    def terms(self, length: int) -> _native.Terms: ...
+
+    def after(self, report: Report, now_s: float) -> object: ...
+
+
+@dataclass(frozen=True)
+class Simulation:
+    scenario: Scenario
+    inputs: list[list[Array]]
+    """[op][rank]"""
+    results: list[list[Array]]
+    """[op][rank]; as it was where the rank did not take part"""
+    outcomes: list[list[Report | TailcutError]]
+    """[rank], in the order of ending"""
+    ended_s: float
+    native: _native.SimResult
+
+    def reports(self, rank: int) -> list[Report]:
+        return [outcome for outcome in self.outcomes[rank] if isinstance(outcome, Report)]
+
+
+def simulate(
+    scenario: Scenario,
+    inputs: list[list[Array]] | None = None,
+    policies: Sequence[Policy] | None = None,
+) -> Simulation:
+    """Run the scenario. ``inputs[op][rank]`` replaces the seeded buckets, ``policies[rank]`` what decides."""
+    if inputs is None and scenario.elided:
+        inputs = elided_buckets(scenario)
+    if inputs is None:
+        inputs = [[scenario.bucket(op, rank) for rank in range(scenario.ranks)] for op in range(scenario.ops)]
+    results = inputs if scenario.elided else [[bucket.copy() for bucket in op] for op in inputs]
+    native = _native.simulate(spec_of(scenario, policies), results)
+    outcomes = [
+        [outcome_of(report, scenario.grid, rank) for report in reports]
+        for rank, reports in enumerate(native.reports)
+    ]
+    return Simulation(scenario, inputs, results, outcomes, native.ended_at_ns / 1e9, native)
+
+
+def elided_buckets(scenario: Scenario) -> list[list[Array]]:
+    """Of the right lengths, all in the same place: nobody looks at them."""
+    longest = max([scenario.length, *scenario.lengths.values()])
+    zeros = np.zeros(longest, np.float32)
+    return [
+        [zeros[: scenario.length_of(op, rank)] for rank in range(scenario.ranks)]
+        for op in range(scenario.ops)
+    ]
+
+
+def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _native.SimSpec:
+    """The scenario as the native simulation takes it."""
+    spec = _native.SimSpec()
+    scenario.fill(spec)
+    for name in (
+        *("ranks", "rows", "socket_buffer_bytes", "pool_bytes", "window_ops", "first_seq", "depth"),
+        *("record", "elided", "resend", "paced", "multicast"),
+    ):
+        setattr(spec, name, getattr(scenario, name))
+    spec.deaf = list(scenario.deaf)
+    spec.payload_bytes = scenario.packet_bytes
+    spec.codec = CODEC_IDS[scenario.codec]
+    spec.trim_payload_bytes = trimmed_payload_bytes(scenario.trim_bytes)
+    spec.terms = _native.Terms(fixed_bounds(scenario.deadline_s), scenario.planes or 16).with_column(
+        fixed_bounds(COLUMN_SHARE * scenario.deadline_s)
+    )
+    spec.planes_by_rank = [
+        scenario.planes_by_rank.get(rank, scenario.planes) or 16 for rank in range(scenario.ranks)
+    ]
+    spec.linger_ns = ns(scenario.deadline_s)
+    spec.compute_ns = [[ns(s) for s in row] for row in scenario.compute_s] or [
+        [0] * scenario.ranks
+    ] * scenario.ops
+    spec.ops_by_rank = [scenario.ops_by_rank.get(rank, scenario.ops) for rank in range(scenario.ranks)]
+    spec.resync_before = [scenario.resync_before.get(rank, 1 << 62) for rank in range(scenario.ranks)]
+    for freeze in scenario.freezes:
+        until_ns = None if freeze.until_s is None else ns(freeze.until_s)
+        spec.freeze(freeze.rank, ns(freeze.from_s), until_ns)
+    for at_s, destination, datagram in scenario.injections:
+        spec.inject(ns(at_s), destination, datagram)
+    if policies is None and scenario.steering:
+        policies = _steering(scenario)
+    if policies is not None:
+        _let_decide(spec, policies, scenario.grid)
+    return spec
+
+
+def _steering(scenario: Scenario) -> list[Policy]:
+    return [
+        GridSteering(
+            rank=rank,
+            grid=scenario.grid,
+            deadline_s=scenario.deadline_s,
+            planes=scenario.planes_by_rank.get(rank, scenario.planes) if scenario.codec == "planes" else 16,
+            budget=scenario.budget,
+            trimmable=scenario.trim_bytes > 0,
+        )
+        for rank in range(scenario.ranks)
+    ]
+
+
+def _let_decide(spec: _native.SimSpec, policies: Sequence[Policy], grid: GridLayout) -> None:
+    def decide(rank: int, now_ns: int, bucket_len: int) -> _native.Terms:
+        return policies[rank].terms(bucket_len)
+
+    def observe(rank: int, now_ns: int, report: _native.OpReport) -> None:
+        outcome = outcome_of(report, grid, rank, key=report.bucket_len)
+        if isinstance(outcome, Report):
+            policies[rank].after(outcome, now_ns / 1e9)
+
+    spec.decide, spec.observe = decide, observe

@@ -1,0 +1,1 @@
+"""What is run from a command line. Above the library: nothing in it imports a tool."""

@@ -1,0 +1,6 @@
+import sys
+
+from tailcut.tools.cli import main
+
+if __name__ == "__main__":  # workers import this module again
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""``tailcut demo``: DDP trains over tailcut and over Gloo, and in each run one worker is frozen for a moment.
+
+It shows what the freeze costs the others, and what tailcut gives up for that.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TextIO
+
+from tailcut.tools.demo import digits
+from tailcut.tools.demo.director import Director, Run, Story
+from tailcut.tools.demo.display import Display, Log, Screen
+from tailcut.tools.demo.summary import render
+from tailcut.tools.demo.worker import Board, Script, Side, work
+from tailcut.tools.workers import Workers
+
+
+def run(script: Script | None = None, stream: TextIO | None = None) -> Story:
+    """Play the script on both sides, live, then print what it cost. Leaves no process behind."""
+    script = script or Script()
+    stream = stream or sys.stdout
+    images = digits.load()
+    print(_introduction(script), end="\n\n", file=stream, flush=True)
+    display = Screen(stream) if stream.isatty() else Log(stream)
+    story = Story(script, play("tailcut", script, images, display), play("gloo", script, images, display))
+    print("\n" + render(story), file=stream, flush=True)
+    return story
+
+
+def play(side: Side, script: Script, images: digits.Digits, display: Display) -> Run:
+    """One side's training, in workers of its own."""
+    with tempfile.TemporaryDirectory(prefix="tailcut-demo-") as name:
+        directory = Path(name)
+        images.save(directory / "digits.npz")
+        board = Board(directory, script.ranks, create=True)
+        with Workers(script.ranks, work, (side, script, directory)) as workers:
+            return Director(side, script, workers, board, display).play()
+
+
+def _introduction(script: Script) -> str:
+    return (
+        f"{script.ranks} workers train a model of {script.parameters / 1e6:.1f} M parameters on handwritten "
+        f"digits, {script.epochs} epochs, twice: over tailcut and over Gloo.\n"
+        f"In each run rank {script.frozen_rank} is frozen (SIGSTOP) for {script.freeze_s:g} s at step "
+        f"{script.freeze_at_step}. tailcut's deadline is {1e3 * script.deadline_s:.0f} ms."
+    )

@@ -1,0 +1,164 @@
+"""Judgement of what lies between the ranks: each check a function of all ranks' findings."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from tailcut.tools.doctor.check import Check, Setting
+from tailcut.tools.doctor.findings import Findings, Op
+
+FAIL_LOSS_FRAC = 0.05
+"""Lost packets are not sent again: above this, averages are visibly over fewer ranks."""
+SLOW_PAIR = 10.0
+SLOW_PAIR_S = 1e-3
+"""A pair is slow when its median is both so many times that of all pairs, and above this."""
+DEADLINE_MARGIN = 3.0
+SHORTEST_DEADLINE_S = 0.01
+
+ByRank = dict[int, Findings]
+
+
+def judge(ranks: ByRank, world_size: int, deadline_s: float, bucket_bytes: int) -> list[Check]:
+    checks = [reported(ranks, world_size)]
+    if any(findings.pings for findings in ranks.values()):
+        checks += [rtt(ranks), loss(ranks)]
+    if ops := slowest_ops(ranks, world_size):
+        checks += [allreduce(ops, bucket_bytes), deadline(ops, bucket_bytes, deadline_s)]
+    return checks
+
+
+def reported(ranks: ByRank, world_size: int) -> Check:
+    silent = [rank for rank in range(world_size) if rank not in ranks]
+    if not silent:
+        return Check("ranks", "ok", f"all {world_size} reported")
+    return Check(
+        "ranks",
+        "fail",
+        f"ranks {silent} did not report to rank 0",
+        "are they running, with the same store and world size? What they print says more",
+    )
+
+
+def rtt(ranks: ByRank) -> Check:
+    medians = {
+        (source, peer): ping.rtt_median_s
+        for source, findings in ranks.items()
+        for peer, ping in findings.pings.items()
+        if ping.rtt_median_s is not None
+    }
+    if not medians:
+        return Check("rtt", "fail", "no datagram was answered", "see reachability")
+    typical_s = statistics.median(medians.values())
+    slowest = max(medians, key=lambda pair: medians[pair])
+    found = (
+        f"median {1e3 * typical_s:.3f} ms; slowest pair {slowest[0]} to {slowest[1]} "
+        f"with {1e3 * medians[slowest]:.3f} ms"
+    )
+    if medians[slowest] > max(SLOW_PAIR * typical_s, SLOW_PAIR_S):
+        return Check(
+            "rtt", "warn", found, "every op waits for its slowest pair: look at that path or that host"
+        )
+    return Check("rtt", "ok", found)
+
+
+def lost_frac(ranks: ByRank, source: int, peer: int) -> float | None:
+    """Of the datagrams from one rank to another; None if none was sent.
+
+    The receiver's count, which is of that direction alone; without it, what was not answered.
+    """
+    ping = ranks[source].pings.get(peer) if source in ranks else None
+    if ping is None or not ping.sent:
+        return None
+    heard = ranks[peer].heard[source] if peer in ranks and ranks[peer].heard else ping.answered
+    return (ping.sent - max(heard, ping.answered)) / ping.sent
+
+
+def loss(ranks: ByRank) -> Check:
+    """Of pairs whose receiver reported: one that has ended loses everything, and is told by other checks."""
+    shares = {
+        (source, peer): share
+        for source, findings in ranks.items()
+        for peer in findings.pings
+        if peer in ranks and (share := lost_frac(ranks, source, peer)) is not None
+    }
+    if not shares:
+        return Check("loss", "warn", "not measured", "see ranks")
+    lossy = sorted((pair for pair in shares if shares[pair] > 0), key=lambda pair: -shares[pair])
+    sent = sum(ping.sent for findings in ranks.values() for ping in findings.pings.values())
+    if not lossy:
+        return Check("loss", "ok", f"none of {sent} datagrams")
+    worst = ", ".join(f"{a} to {b} {shares[a, b]:.1%}" for a, b in lossy[:4])
+    return Check(
+        "loss",
+        "fail" if shares[lossy[0]] > FAIL_LOSS_FRAC else "warn",
+        f"{len(lossy)} of {len(shares)} pairs lose datagrams at a gentle pace: {worst}",
+        "look at these hosts' links, queues and receive buffers (ip -s link; nstat -az UdpRcvbufErrors)",
+    )
+
+
+def slowest_ops(ranks: ByRank, world_size: int) -> list[Op]:
+    """Each op as its slowest rank saw it, and what of the result was lost on average; those all ranks did."""
+    if len(ranks) < world_size:
+        return []
+    together = zip(*(findings.ops for findings in ranks.values()), strict=False)
+    return [
+        Op(
+            elapsed_s=max(op.elapsed_s for op in ops),
+            complete=all(op.complete for op in ops),
+            lost_frac=statistics.fmean(op.lost_frac for op in ops),
+        )
+        for ops in together
+    ]
+
+
+def allreduce(ops: list[Op], bucket_bytes: int) -> Check:
+    median_s = statistics.median(op.elapsed_s for op in ops)
+    lost = statistics.fmean(op.lost_frac for op in ops)
+    cut = sum(not op.complete for op in ops)
+    found = (
+        f"{len(ops)} ops of {size(bucket_bytes)}: median {1e3 * median_s:.1f} ms, slowest "
+        f"{1e3 * max(op.elapsed_s for op in ops):.1f} ms, {1 - lost:.2%} of the result delivered"
+    )
+    if not cut and not lost:
+        return Check("allreduce", "ok", found)
+    return Check(
+        "allreduce",
+        "fail" if lost > FAIL_LOSS_FRAC else "warn",
+        f"{found}; {cut} ops did not complete",
+        "mend the loss; on a slow link, try a smaller --bucket",
+    )
+
+
+def deadline(ops: list[Op], bucket_bytes: int, configured_s: float) -> Check:
+    """A multiple of the slowest complete op; ops that were cut say nothing about how long they would take."""
+    complete_s = [op.elapsed_s for op in ops if op.complete]
+    if 2 * len(complete_s) < len(ops):
+        found = (
+            f"{configured_s:g} s; nothing to suggest, as only {len(complete_s)} of {len(ops)} ops completed"
+        )
+        return Check("deadline", "warn", found, "see allreduce")
+    slowest_s = max(complete_s)
+    suggested_s = round_up(max(DEADLINE_MARGIN * slowest_s, SHORTEST_DEADLINE_S))
+    why = (
+        f"{DEADLINE_MARGIN:g} x the slowest of {len(ops)} ops of {size(bucket_bytes)} "
+        f"({1e3 * slowest_s:.1f} ms); add by how much your ranks' computing times differ"
+    )
+    setting = Setting("TAILCUT_DEADLINE_S", f"{suggested_s:g}", why)
+    if configured_s < slowest_s:
+        found = f"{configured_s:g} s is less than an op of {size(bucket_bytes)} takes: it would be cut"
+        return Check("deadline", "warn", found, setting.command, (setting,))
+    return Check("deadline", "ok", f"{configured_s:g} s is configured", settings=(setting,))
+
+
+def round_up(seconds: float) -> float:
+    """To two digits."""
+    unit = 10.0 ** (math.floor(math.log10(seconds)) - 1)
+    return float(f"{math.ceil(seconds / unit - 1e-9) * unit:.2g}")
+
+
+def size(count_bytes: int) -> str:
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count_bytes >= unit:
+            return f"{count_bytes / unit:.4g} {name}"
+    return f"{count_bytes} bytes"

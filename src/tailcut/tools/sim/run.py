@@ -1,0 +1,299 @@
+"""One run of ``tailcut sim``: its options, its sides, its result. Printing is in table.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tailcut import _native
+from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
+from tailcut.errors import ConfigError
+from tailcut.grid import grid_of
+from tailcut.simulation import Scenario
+from tailcut.simulation.baseline import ALGORITHMS, TCP_HEADER_BYTES, Baseline, simulate_baseline
+from tailcut.simulation.run import elided_buckets, spec_of
+from tailcut.tools.sim.figures import (
+    Losses,
+    Numbers,
+    Side,
+    planes_nmse,
+    prefix_weight,
+    raw_nmse,
+    trimmed_weight,
+)
+from tailcut.tools.sim.translate import UDP_BYTES, Conditions, conditions_of
+from tailcut.tools.testbed import HostScenario
+
+IP_BYTES = 20
+MOST_VALUE_BYTES = 4 << 30
+DEADLINE_BOUNDS = 4
+DEADLINE_FLOOR_S = 0.01
+"""The deadline, unless it is given: so many times what ports and a WAN need at least, plus this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One run. Validated here, so that a mistake costs no time."""
+
+    scenario: HostScenario
+    ranks: tuple[int, ...] = ()
+    """None: the scenario's number of hosts."""
+    size_bytes: int = 25 << 20
+    ops: int = 200
+    warmup: int | None = None
+    """Ops that are not counted: windows and bounds find their size in them. None: a tenth, 20 at most."""
+    rows: int = 0
+    """Of a grid; 0: as a Group chooses."""
+    codec: str = "raw"
+    planes: int = 16
+    mtu_bytes: int | None = None
+    rate_bytes_per_s: float | None = None
+    against: tuple[str, ...] = ()
+    seed: int | None = None
+    deadline_s: float | None = None
+    adaptive: bool = True
+    """Bounds adapt as in a Group; else they are shares of the deadline."""
+    values: bool = False
+    receive_buffer_bytes: int = 8 << 20
+    """As the kernel reports it: what senders share."""
+    compute_s: float = 0.0
+    """Between the end of an op and the entry into the next, on every rank."""
+
+    def __post_init__(self) -> None:
+        for ranks in self.all_ranks:
+            if not 2 <= ranks <= 4096:
+                raise ConfigError(f"ranks={ranks} must be between 2 and 4096")
+            grid_of(ranks, self.rows)
+        if self.size_bytes < 4 or self.size_bytes % 4:
+            raise ConfigError(f"size {self.size_bytes} must be a positive multiple of 4: buckets are float32")
+        if self.ops < 1 or not 0 <= self.warmup_ops < self.ops:
+            raise ConfigError(f"ops={self.ops} must be at least 1 and more than warmup={self.warmup_ops}")
+        for name in self.against:
+            if name not in ALGORITHMS:
+                raise ConfigError(f"cannot compare with {name!r}; there are {', '.join(ALGORITHMS)}")
+        if not 1 <= self.planes <= 16:
+            raise ConfigError(f"planes={self.planes} must be between 1 and 16 bits a coordinate")
+        if self.mtu_bytes is not None and not 576 <= self.mtu_bytes <= 65_535:
+            raise ConfigError(f"mtu={self.mtu_bytes} must be between 576 and 65535")
+        if self.rate_bytes_per_s is not None and self.rate_bytes_per_s <= 0:
+            raise ConfigError("the rate must be above 0")
+        if self.values and self.ops * max(self.all_ranks) * self.size_bytes > MOST_VALUE_BYTES:
+            raise ConfigError(
+                f"values of {self.ops} ops of {max(self.all_ranks)} ranks take more than 4 GB: lower --size "
+                "or --ops, or go without values"
+            )
+
+    @property
+    def all_ranks(self) -> tuple[int, ...]:
+        return self.ranks or (self.scenario.hosts,)
+
+    @property
+    def warmup_ops(self) -> int:
+        return min(20, self.ops // 10) if self.warmup is None else self.warmup
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of ranks."""
+
+    ranks: int
+    conditions: Conditions
+    deadline_s: float
+    sides: dict[str, Side] = field(default_factory=dict)
+
+
+class Progress(Protocol):
+    """Told now and then how far the run is."""
+
+    def step(self, text: str, done: int, total: int) -> None: ...
+
+
+def run(options: Options, progress: Progress | None = None) -> Generator[Row]:
+    """Simulate; yields each row when it is complete."""
+    for ranks in options.all_ranks:
+        conditions = conditions_of(
+            options.scenario,
+            ranks=ranks,
+            size_bytes=options.size_bytes,
+            ops=options.ops,
+            seed=options.seed,
+            rate_bytes_per_s=options.rate_bytes_per_s,
+            mtu_bytes=options.mtu_bytes,
+        )
+        bound_s = 2 * (ranks - 1) / ranks * options.size_bytes / conditions.bytes_per_s
+        least_s = max(bound_s, _wan_s(options, ranks, conditions))
+        deadline_s = options.deadline_s or DEADLINE_BOUNDS * least_s + DEADLINE_FLOOR_S
+        total = ranks * options.ops
+
+        def told(side: str, ranks: int = ranks, total: int = total) -> Callable[[int], None]:
+            def tell(done: int) -> None:
+                if progress is not None:
+                    progress.step(f"{ranks} ranks, {side}", done, total)
+
+            tell(0)
+            return tell
+
+        row = Row(ranks, conditions, deadline_s)
+        row.sides["tailcut"] = _tailcut(options, row, bound_s, told("tailcut"))
+        for name in options.against:
+            row.sides[name] = _baseline(options, row, bound_s, name, told(name))
+        yield row
+
+
+def _wan_s(options: Options, ranks: int, conditions: Conditions) -> float:
+    """What a WAN needs for an op of tailcut: in each stage every rank sends to all of the other site."""
+    if (wan := conditions.network.wan) is None:
+        return 0.0
+    pairs = wan.second_site * (ranks - wan.second_site)
+    return 2 * pairs * options.size_bytes / ranks / wan.bytes_per_s
+
+
+def _tailcut(options: Options, row: Row, bound_s: float, tell: Callable[[int], None]) -> Side:
+    scenario = Scenario(
+        **vars(row.conditions.network),
+        ranks=row.ranks,
+        rows=grid_of(row.ranks, options.rows).rows,
+        length=options.size_bytes // 4,
+        ops=options.ops,
+        deadline_s=row.deadline_s,
+        compute_s=_compute(options, row.ranks),
+        freezes=row.conditions.freezes,
+        packet_bytes=row.conditions.mtu_bytes - IP_BYTES - UDP_BYTES - _native.HEADER_BYTES,
+        socket_buffer_bytes=options.receive_buffer_bytes,
+        pool_bytes=max(256 << 20, 8 * options.size_bytes),
+        codec=options.codec,
+        planes=options.planes,
+        trim_bytes=options.scenario.switch.trim_frame_bytes,
+        paced=True,
+        steering=options.adaptive,
+        elided=not options.values,
+    )
+    spec = spec_of(scenario)
+    spec.summaries = True
+    if options.values:
+        inputs = [[scenario.bucket(op, r) for r in range(row.ranks)] for op in range(options.ops)]
+        results = [[bucket.copy() for bucket in op] for op in inputs]
+    else:
+        inputs, results = [], elided_buckets(scenario)
+    native = _native.simulate(spec, results, tell)
+    summaries = native.summaries()
+    rank, op, entered_ns, finished_ns = (summaries[:, k] for k in (0, 1, 3, 5))
+    counted = op >= options.warmup_ops
+    answered = 1 - (summaries[:, 8] + summaries[:, 9]) / scenario.length
+    late = summaries[:, 16] / scenario.length
+    present = 1 - summaries[:, 7] / np.maximum(1, summaries[:, 6])
+    present *= 1 - summaries[:, 15] / np.maximum(1, summaries[:, 14])  # of a column, the sums of rows
+    living = row.ranks - sum(freeze.until_s is None for freeze in row.conditions.freezes)
+    if options.values:
+        nmse = _measured_nmse(inputs, results, rank[counted], op[counted])
+    else:
+        trimmed = summaries[:, 13] / np.maximum(1, summaries[:, 12])
+        nmse = _predicted(scenario, op[counted], np.stack([present, answered, trimmed], axis=1)[counted])
+    return Side(
+        times_s=(finished_ns - entered_ns)[counted] / 1e9,
+        bound_s=bound_s,
+        unfinished=max(0, living * (options.ops - options.warmup_ops) - int(counted.sum())),
+        delivered=float(np.mean(answered[counted] * present[counted])) if counted.any() else 0.0,
+        by_next_op=_by_next_op(rank[counted], op[counted], answered[counted], late[counted]),
+        nmse=nmse,
+        nmse_is_measured=options.values,
+        losses=_losses(native.network, native.counters),
+        notes={"packets": sum(native.fates.values()), "events": native.events},
+    )
+
+
+def _by_next_op(
+    ranks: npt.NDArray[np.int64], ops: npt.NDArray[np.int64], answered: Numbers, late: Numbers
+) -> float:
+    """``late``: of the op before. The last op of a rank has none after it, and is left out."""
+    late_of = {(rank, op - 1): share for rank, op, share in zip(ranks, ops, late, strict=True)}
+    shares = [
+        share + late_of[rank, op]
+        for rank, op, share in zip(ranks, ops, answered, strict=True)
+        if (rank, op) in late_of
+    ]
+    return float(np.mean(shares)) if shares else 1.0
+
+
+def _compute(options: Options, ranks: int) -> list[list[float]]:
+    return [[options.compute_s] * ranks] * options.ops
+
+
+def _measured_nmse(
+    inputs: list[list[np.ndarray]], results: list[list[np.ndarray]], ranks: np.ndarray, ops: np.ndarray
+) -> float:
+    """The mean over ops and ranks of the squared error over the squared norm of the true mean."""
+    errors = []
+    for op in np.unique(ops):
+        mean: Numbers = np.mean(inputs[op], axis=0, dtype=np.float64)
+        for rank in ranks[ops == op]:
+            error = results[op][rank] - mean
+            errors.append(float(np.sum(error**2)) / float(np.sum(mean**2)))
+    return float(np.mean(errors)) if errors else float("nan")
+
+
+def _predicted(scenario: Scenario, op: npt.NDArray[np.int64], rows: Numbers) -> float:
+    """``rows``: the share of contributions present, of the result answered, of packets trimmed."""
+    kept_bytes = trimmed_payload_bytes(scenario.trim_bytes)
+    granules = _native.packet_granules(
+        CODEC_IDS[scenario.codec], scenario.planes, scenario.packet_bytes, kept_bytes
+    )
+    whole, cut = prefix_weight(scenario.planes), trimmed_weight(granules, scenario.planes, kept_bytes)
+    errors = []
+    for k in np.unique(op):
+        present, answered, trimmed = rows[op == k].T
+        if scenario.codec == "raw":
+            errors.append(raw_nmse(present.mean(), answered))
+        else:
+            weight = whole + trimmed.mean() * (cut - whole)
+            errors.append(planes_nmse(present.mean(), answered, weight, scenario.ranks))
+    return float(np.mean(errors)) if errors else float("nan")
+
+
+def _losses(network: _native.NetworkCounters, counters: list[_native.Counters]) -> Losses:
+    fates = network.fates
+    sent = max(1, sum(fates.values()))
+    late = sum(c.late_gather_packets + c.rejected["late"] for c in counters)
+    return Losses(
+        lost=fates["lost"] / sent,
+        queue=(fates["queue_drop"] + fates["socket_drop"]) / sent,
+        late=late / sent,
+        trimmed=network.trimmed_packets / sent,
+        dropped_rank=(fates["partitioned"] + fates["dead_host"]) / sent,
+    )
+
+
+def _baseline(options: Options, row: Row, bound_s: float, name: str, tell: Callable[[int], None]) -> Side:
+    baseline = Baseline(
+        **vars(row.conditions.tcp()),
+        algorithm=name,
+        ranks=row.ranks,
+        bucket_bytes=options.size_bytes,
+        ops=options.ops,
+        compute_s=_compute(options, row.ranks),
+        freezes=row.conditions.freezes,
+        segment_bytes=row.conditions.mtu_bytes - IP_BYTES - TCP_HEADER_BYTES,
+    )
+    native = simulate_baseline(baseline, tell)
+    ops = native.ops()
+    counted = ops[:, 1] >= options.warmup_ops
+    times_s = (ops[counted, 3] - ops[counted, 2]) / 1e9
+    total = row.ranks * (options.ops - options.warmup_ops)
+    return Side(
+        times_s=times_s,
+        bound_s=bound_s,
+        unfinished=total - len(times_s),
+        delivered=len(times_s) / total,
+        by_next_op=len(times_s) / total,
+        losses=_losses(native.network, []),
+        notes={
+            "segments": native.segments,
+            "resent_segments": native.resent_segments,
+            "probes": native.probes,
+            "timeouts": native.timeouts,
+        },
+    )

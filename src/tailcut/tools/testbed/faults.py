@@ -1,0 +1,118 @@
+"""Trouble with processes and links: a seeded schedule of events, and a thread that plays it."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from tailcut.tools.testbed import system
+from tailcut.tools.testbed.scenario import HostFreeze, HostScenario
+
+Action = Literal["freeze", "release", "kill", "link down", "link up"]
+_SIGNALS: dict[Action, signal.Signals] = {
+    "freeze": signal.SIGSTOP,
+    "release": signal.SIGCONT,
+    "kill": signal.SIGKILL,
+}
+_LINKS: dict[Action, str] = {"link down": "down", "link up": "up"}
+_UNDONE_BY: dict[Action, Action] = {"freeze": "release", "link down": "link up"}
+
+
+@dataclass(frozen=True, order=True)
+class Event:
+    at_s: float
+    """After the commands have started."""
+    host: int
+    action: Action
+
+
+def schedule(scenario: HostScenario) -> Iterator[Event]:
+    """All events in order; without end if a freeze repeats."""
+    once = [Event(kill.at_s, kill.host, "kill") for kill in scenario.kills]
+    for dark in scenario.link_downs:
+        once += [
+            Event(dark.at_s, dark.host, "link down"),
+            Event(dark.at_s + dark.for_s, dark.host, "link up"),
+        ]
+    freezes = [
+        _frozen(freeze, random.Random(f"{scenario.seed}/freeze/{i}"))
+        for i, freeze in enumerate(scenario.freezes)
+    ]
+    return heapq.merge(sorted(once), *freezes)
+
+
+def _frozen(freeze: HostFreeze, chance: random.Random) -> Iterator[Event]:
+    at_s = freeze.at_s
+    while True:
+        yield Event(at_s, freeze.host, "freeze")
+        yield Event(at_s + freeze.for_s, freeze.host, "release")
+        if not freeze.every_s:
+            return
+        at_s += freeze.for_s + chance.expovariate(1 / freeze.every_s)
+
+
+class FaultPlayer:
+    """Plays a schedule on the processes of each host, from its creation until ``close``."""
+
+    def __init__(
+        self,
+        events: Iterator[Event],
+        switch_namespace: str,
+        processes: dict[int, list[subprocess.Popen[bytes]]],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.killed: set[int] = set()
+        """Hosts whose processes were killed on purpose."""
+        self._events = events
+        self._switch = switch_namespace
+        self._processes = processes
+        self._tell = tell
+        self._to_undo: set[tuple[int, Action]] = set()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._play, name="faults", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; what is frozen goes on, and links that are dark come back."""
+        self._closing.set()
+        self._thread.join()
+        for host, action in tuple(self._to_undo):
+            self._do(Event(0.0, host, action))
+
+    def _play(self) -> None:
+        start_s = time.monotonic()
+        for event in self._events:
+            if self._closing.wait(max(0.0, start_s + event.at_s - time.monotonic())):
+                return
+            self._do(event)
+            self._tell(event)
+
+    def _do(self, event: Event) -> None:
+        self._to_undo.discard((event.host, event.action))
+        if undo := _UNDONE_BY.get(event.action):
+            self._to_undo.add((event.host, undo))
+        if event.action in _LINKS:
+            system.run(
+                *("ip", "-n", self._switch, "link", "set"),
+                f"p{event.host}",
+                _LINKS[event.action],
+                check=False,
+            )
+            return
+        if event.action == "kill":
+            self.killed.add(event.host)
+        for process in self._processes[event.host]:
+            # Each is the first of a process group, so that its children feel it, too. poll() would reap it
+            # under the eyes of whoever waits for it.
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, _SIGNALS[event.action])

@@ -1,0 +1,312 @@
+"""A scenario as values: the hosts, their ports, what the switch does to packets, what happens to processes.
+
+Frozen and checked once. Knows nothing of namespaces, of files or of time.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from tailcut.errors import ConfigError
+
+ANY = "any"
+ETHERNET_BYTES = 14
+HEADERS_BYTES = ETHERNET_BYTES + 20 + 8
+MAX_TRIM_FRAME_BYTES = 1024
+"""trim.bpf.c sums no longer payloads."""
+
+
+def _matches(value: Any, hint: Any) -> bool:
+    """Whether a value read from TOML is of the type that a field is annotated with."""
+    arguments = get_args(hint)
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(_matches(value, argument) for argument in arguments)
+    if get_origin(hint) is Literal:
+        return value in arguments
+    if get_origin(hint) is tuple:
+        kinds = arguments[:1] * len(value) if arguments[-1:] == (...,) else arguments
+        return len(kinds) == len(value) and all(map(_matches, value, kinds))
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return type(value) is hint
+
+
+class _Checked:
+    """Types first, so that what each class demands of its values may take them for granted."""
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            if not _matches(value := getattr(self, name), hint):
+                wanted = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+                raise ConfigError(f"{name} = {value!r} is not of type {wanted}")
+        self._check()
+
+    def _check(self) -> None:
+        """Raise ConfigError unless the values make sense."""
+
+    def _fractions(self, *names: str) -> None:
+        for name in names:
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise ConfigError(f"{name} = {value} must be between 0 and 1")
+
+    def _positive(self, *names: str) -> None:
+        for name in names:
+            if not (value := getattr(self, name)) > 0:
+                raise ConfigError(f"{name} = {value} must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Port(_Checked):
+    """Every host's link to the switch."""
+
+    rate_mbit_s: float = 200.0
+    """From the switch to the host. Two cores carry four ports of 200 at MTU 1500, or of 1000 at MTU 9000."""
+    uplink_mbit_s: float | None = None
+    """From the host to the switch; as ``rate_mbit_s`` by default, 0: unlimited."""
+    mtu_bytes: int = 1500
+    queue_bytes: int = 8_000_000
+    """What a port of the switch holds; the rest is dropped. Lower: earlier loss, shorter delay."""
+    burst_bytes: int | None = None
+    """What a link sends at once after a pause; none: 2 ms of its rate. Lower: truer for small messages, but
+    late timers cost rate: for TCP at 200 Mbit/s, 190 to 196 were measured with 2 ms, 151 to 188 with 1 ms."""
+
+    def _check(self) -> None:
+        self._positive("rate_mbit_s", "queue_bytes")
+        if self.burst_bytes is not None and self.burst_bytes < 2 * self.mtu_bytes:
+            raise ConfigError(f"burst_bytes = {self.burst_bytes} must hold two packets: raise it")
+        if self.uplink_mbit_s is not None and self.uplink_mbit_s < 0:
+            raise ConfigError(f"uplink_mbit_s = {self.uplink_mbit_s} must not be negative; 0 is unlimited")
+        if not 576 <= self.mtu_bytes <= 9000:
+            raise ConfigError(f"mtu_bytes = {self.mtu_bytes} must be between 576 and 9000")
+        if self.queue_bytes < 2 * self.mtu_bytes:
+            raise ConfigError(f"queue_bytes = {self.queue_bytes} must hold two packets: raise it")
+
+    @property
+    def uplink(self) -> float:
+        return self.rate_mbit_s if self.uplink_mbit_s is None else self.uplink_mbit_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class BurstyLoss(_Checked):
+    """Gilbert-Elliott: a port is in a good or a bad state and may change with every packet."""
+
+    enter_frac: float
+    """Probability of good to bad."""
+    leave_frac: float
+    """Probability of bad to good: bursts are 1 / leave_frac packets long on average."""
+    loss_frac: float = 1.0
+    """Of the packets in the bad state."""
+
+    def _check(self) -> None:
+        self._fractions("enter_frac", "leave_frac", "loss_frac")
+        self._positive("enter_frac", "leave_frac")
+
+    @property
+    def mean_loss_frac(self) -> float:
+        return self.loss_frac * self.enter_frac / (self.enter_frac + self.leave_frac)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch(_Checked):
+    """What every port of the switch does to the packets that leave by it."""
+
+    loss_frac: float = 0.0
+    """Random loss, of IPv4 packets of any kind."""
+    bursty_loss: BurstyLoss | None = None
+    trim_frac: float = 0.0
+    """Random trimming, of packets of the trimmable class."""
+    trim_above_bytes: int | None = None
+    """Backlog from which packets of the trimmable class are trimmed; none: never for that reason."""
+    trim_frame_bytes: int = 256
+    """What is left of a trimmed packet, Ethernet header included. 256 is common in switches, 128 exists."""
+    lengths: Literal["fix-lengths", "leave-lengths"] = "fix-lengths"
+    """Whether the IP and UDP lengths and checksums of a trimmed packet are corrected."""
+    trimmable_ports: tuple[int, int] = (1024, 65535)
+    """The trimmable class: UDP to these ports, ..."""
+    trimmable_dscp: int | Literal["any"] = "any"
+    """... of this DSCP."""
+    trimmed_dscp: int = 48
+    """Mark of a trimmed packet. 48 is what SONiC's documents show."""
+
+    def _check(self) -> None:
+        self._fractions("loss_frac", "trim_frac")
+        if not HEADERS_BYTES < self.trim_frame_bytes <= MAX_TRIM_FRAME_BYTES:
+            raise ConfigError(
+                f"trim_frame_bytes = {self.trim_frame_bytes} must be above the headers' {HEADERS_BYTES} "
+                f"and at most {MAX_TRIM_FRAME_BYTES}"
+            )
+        if self.trim_above_bytes is not None and self.trim_above_bytes < 0:
+            raise ConfigError(f"trim_above_bytes = {self.trim_above_bytes} must not be negative")
+        low, high = self.trimmable_ports
+        if not 0 <= low <= high <= 0xFFFF:
+            raise ConfigError(f"trimmable_ports = {[low, high]} is not a first and a last UDP port")
+        for name in ("trimmable_dscp", "trimmed_dscp"):
+            if (value := getattr(self, name)) != ANY and not 0 <= value < 64:
+                raise ConfigError(f"{name} = {value} must be between 0 and 63")
+        if self.trimmable_dscp == self.trimmed_dscp:
+            raise ConfigError("trimmable_dscp and trimmed_dscp are the same: nothing would ever be trimmed")
+
+    @property
+    def touches_packets(self) -> bool:
+        """Whether a bridge with a rate limit is not enough."""
+        trims = self.trim_above_bytes is not None or self.trim_frac > 0
+        return trims or self.loss_frac > 0 or self.bursty_loss is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bursts(_Checked):
+    """Other people's traffic into every port: each burst comes at once, and what is behind it waits."""
+
+    burst_bytes: int
+    """Payload of one burst. At 200 Mbit/s and MTU 1500, 1 MB blocks a port for 41 ms."""
+    gap_min_s: float
+    """From a burst to the next one to the same port; longer than a burst takes, lest they overlap."""
+    gap_mean_s: float
+    """Exponential, on top of ``gap_min_s``."""
+
+    def _check(self) -> None:
+        self._positive("burst_bytes", "gap_min_s", "gap_mean_s")
+
+    def frames_bytes(self, mtu_bytes: int) -> int:
+        """What a burst is on the wire, where all its packets are full."""
+        return math.ceil(self.burst_bytes / burst_payload_bytes(mtu_bytes)) * (mtu_bytes + ETHERNET_BYTES)
+
+
+def burst_payload_bytes(mtu_bytes: int) -> int:
+    """Of one packet of a burst."""
+    return mtu_bytes + ETHERNET_BYTES - HEADERS_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tail(_Checked):
+    """Bursts of other people's traffic into every port, so that P99/P50 of a message's time is ``ratio``."""
+
+    ratio: float
+    message_bytes: int = 1_000_000
+    """The message that the ratio is for: give it the size of your op's shard."""
+    gap_min_s: float = 0.3
+    """Between bursts to a port; so long that they do not overlap."""
+    gap_mean_s: float = 0.5
+    """Exponential, on top of ``gap_min_s``. Longer: P99 no longer meets a burst."""
+
+    def _check(self) -> None:
+        self._positive("message_bytes", "gap_min_s", "gap_mean_s")
+        if not 1 < self.ratio <= 20:
+            raise ConfigError(f"ratio = {self.ratio} must be above 1 and at most 20")
+
+    @property
+    def bursts(self) -> Bursts:
+        return Bursts(
+            burst_bytes=round((self.ratio - 1) * self.message_bytes),
+            gap_min_s=self.gap_min_s,
+            gap_mean_s=self.gap_mean_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wan(_Checked):
+    """Two sites: the second half of the hosts is behind a thin link with a base delay."""
+
+    rate_mbit_s: float = 50.0
+    delay_s: float = 0.010
+    """One way."""
+    loss_frac: float = 0.0
+    queue_bytes: int = 1_000_000
+
+    def _check(self) -> None:
+        self._positive("rate_mbit_s", "queue_bytes")
+        self._fractions("loss_frac")
+        if not 0 <= self.delay_s <= 1:
+            raise ConfigError(f"delay_s = {self.delay_s} must be between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFreeze(_Checked):
+    """A host's processes are stopped for ``for_s``, once at ``at_s`` or again and again."""
+
+    host: int
+    at_s: float
+    """After the commands have started."""
+    for_s: float
+    every_s: float = 0.0
+    """Mean of the seeded, exponential time from the end of a freeze to the next; 0: once."""
+
+    def _check(self) -> None:
+        self._positive("for_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill(_Checked):
+    """A host's processes are killed."""
+
+    host: int
+    at_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkDown(_Checked):
+    """A host's port goes dark and comes back."""
+
+    host: int
+    at_s: float
+    for_s: float
+
+    def _check(self) -> None:
+        self._positive("for_s")
+
+
+Fault = HostFreeze | Kill | LinkDown
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostScenario(_Checked):
+    """Everything that a testbed is built from."""
+
+    name: str
+    description: str = ""
+    hosts: int = 4
+    seed: int = 0
+    """Where everything random derives from."""
+    port: Port = field(default_factory=Port)
+    switch: Switch = field(default_factory=Switch)
+    bursts: Bursts | None = None
+    tail: Tail | None = None
+    wan: Wan | None = None
+    freezes: tuple[HostFreeze, ...] = ()
+    kills: tuple[Kill, ...] = ()
+    link_downs: tuple[LinkDown, ...] = ()
+
+    def _check(self) -> None:
+        if not 2 <= self.hosts <= 64:
+            raise ConfigError(f"hosts = {self.hosts} must be between 2 and 64")
+        if self.bursts and self.tail:
+            raise ConfigError("bursts and tail exclude each other: a tail is made of bursts of its own")
+        if self.background and self.wan:
+            name = "tail" if self.tail else "bursts"
+            raise ConfigError(f"{name} and wan exclude each other: bursts come from the first site only")
+        if self.bursts and (needed := self.bursts.frames_bytes(self.port.mtu_bytes)) > self.port.queue_bytes:
+            raise ConfigError(
+                f"a burst is {needed} bytes on the wire, and a port holds queue_bytes = "
+                f"{self.port.queue_bytes}: raise that, or the rest of the burst is dropped"
+            )
+        for fault in self.faults:
+            if not 0 <= fault.host < self.hosts:
+                raise ConfigError(f"a fault names host {fault.host}; the hosts are 0 to {self.hosts - 1}")
+            if fault.at_s < 0:
+                raise ConfigError(f"a fault has at_s = {fault.at_s}, which must not be negative")
+
+    @property
+    def background(self) -> Bursts | None:
+        """Other people's traffic, whichever table asks for it."""
+        return self.tail.bursts if self.tail else self.bursts
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (*self.freezes, *self.kills, *self.link_downs)
+
+
+def known_fields(kind: type) -> list[str]:
+    return [entry.name for entry in fields(kind)]
