@@ -79,7 +79,7 @@ def test_an_error_energy_is_a_share() -> None:
 
 
 def test_another_epoch_or_life_is_refused() -> None:
-    """W13: what was sent before the group agreed anew, or by an earlier life of a rank, is not for this op."""
+    """W13: what was sent before the group agreed anew, or by an earlier life of a rank, is refused."""
     for name in ("epoch", "incarnation"):
         header = forged(group_tag=group_tag(0), source=1, shard=0, bucket_len=3000, count=64)
         setattr(header, name, 1)
