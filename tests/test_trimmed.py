@@ -58,8 +58,8 @@ send(other_version, cut_bytes=100, port=port + 1)   # to somebody else
 send(other_version, cut_bytes=100, fragment=0x2000) # a fragment is not whole for another reason
 send(other_version, cut_bytes=0)                    # whole: by the UDP socket, once
 send(other_version, cut_bytes=100)                  # cut: by the packet socket
-send(other_version, cut_bytes=300)                  # within the header of tailcut
-send(b"\\x7c\\x01\\x01" + bytes(300))               # another group's: the last one
+send(b"\\x7c\\x02\\x01" + bytes(300), cut_bytes=300) # within the header of tailcut
+send(b"\\x7c\\x02\\x01" + bytes(300))               # another group's: the last one
 """
 
 
