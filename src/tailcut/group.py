@@ -6,13 +6,13 @@ Owns what a caller sees: the checks of arguments, waiting, warnings, the end. Th
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Hashable
 from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
+from tailcut import notices
 from tailcut.config import Config
 from tailcut.engine.opening import open_rank
 from tailcut.engine.ops import SLICE_NS, Flight, Ops
@@ -80,6 +80,7 @@ class Group:
         self.world_size = world_size
         self.config = config or Config()
         self._on_over_budget = on_over_budget
+        self._opened_at = notices.users_place()
         opening = open_rank(rank, world_size, store, self.config, name)
         self.tag = opening.tag
         self.local_address = opening.local_address
@@ -142,7 +143,7 @@ class Group:
     def _sound_alarms(self) -> None:
         alarms, excess = self._ops.take_alarms()
         for alarm in alarms:
-            warnings.warn(alarm, RuntimeWarning, stacklevel=4)  # where wait() or done() is called
+            notices.warn(alarm, self._opened_at)
         if excess and self._on_over_budget is not None:
             self._on_over_budget(self.stats())
 
