@@ -28,7 +28,7 @@ from rounds import (
     run,
 )
 
-from tailcut.codec import unbiased_nmse
+from tailcut.epsilon import unbiased_nmse
 from tailcut.tools.sim import plot
 
 PICTURE = Path(__file__).parent.parent / "docs" / "budget.svg"

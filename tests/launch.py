@@ -126,7 +126,8 @@ def _started(
     ours = {
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": str(ROOT),
+        # Who tests a tree that is not installed has it in the path, and so should its workers.
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "ONEDNN_MAX_CPU_ISA": "AVX2",  # on some virtual machines torch's bfloat16 kernels end in SIGILL
     }
     process = subprocess.Popen(

@@ -29,7 +29,7 @@ def test_loss_falls_and_nothing_is_lost(name, arguments, verdict):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"tailcut .*: gradients of .*\ntailcut: .* ops, .*\n", done.stderr)
+    assert re.fullmatch(r"tailcut .*: gradients of .*\n", done.stderr)  # it prints stats() itself
 
     losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)$", done.stdout, re.MULTILINE)]
     assert losses[-1] < 0.8 * losses[0]

@@ -46,7 +46,7 @@ def test_segmentation_offload_is_used_where_the_kernel_has_it_and_only_if_asked(
         with open_groups(tmp_path / str(offload), 2, packet_bytes=1280, offload=offload) as groups:
             allreduce(groups, vectors(2, 300_000))
             groups[0].close(linger_s=0)
-            socket = groups[0]._lanes[0].stats().socket
+            socket = groups[0]._ops.lanes[0].stats().socket
             assert (socket.segmented_sends > 0) == offload
             assert (socket.coalesced_receives > 0) == offload
 
@@ -214,7 +214,7 @@ def test_a_report_stays_until_it_is_recorded(tmp_path: Path) -> None:
     """Ctrl-C may come between the native wait and its record: the next wait() finds the report again."""
     with Group(0, 1, FileStore(tmp_path)) as group:
         work = group.allreduce(np.ones(10, np.float32))
-        lane, ticket = group._lanes[0], work._ticket
+        lane, ticket = group._ops.lanes[0], work._flight.ticket
         assert lane.wait(ticket, 10**10) is not None  # what an interrupted wait() would have dropped
         assert work.wait().status == "complete"
         assert group.stats().ops == 1
@@ -254,7 +254,7 @@ def test_memory_is_bounded_and_does_not_grow_over_ten_thousand_ops(tmp_path: Pat
         assert run(10_000) - warm < 1 << 20
         for group in groups:
             group.close(linger_s=0)
-            lane = group._lanes[0].stats()
+            lane = group._ops.lanes[0].stats()
             assert lane.memory_bytes <= 3 * length * 4 + lane.pool_used_bytes
 
 
@@ -268,7 +268,7 @@ def test_memory_in_flight_is_at_most_three_times_the_buckets(tmp_path: Path) -> 
                 work.wait()
         for group in groups:
             group.close(linger_s=0)
-            lane = group._lanes[0].stats()
+            lane = group._ops.lanes[0].stats()
             assert lane.memory_bytes <= 3 * in_flight * 100_000 * 4 + group.config.pool_bytes
             assert lane.memory_bytes <= 3 * in_flight * 100_000 * 4 + 2 * in_flight * 100_000 * 4
 

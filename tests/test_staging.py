@@ -294,3 +294,23 @@ def test_what_cannot_be_averaged_is_refused_in_the_future(
         future = reducer.average(tensor).future
         with pytest.raises(RuntimeError, match="ConfigError: tailcut averages"):
             future.wait()
+
+
+@pytest.mark.parametrize(
+    ("ops", "seen_after", "said"),
+    [(0, None, False), (2, None, True), (2, 1, True), (2, 2, False)],
+    ids=["no op", "never seen", "seen before the last op", "seen after the last op"],
+)
+def test_the_end_is_summed_up_unless_the_user_has_seen_the_last_totals(
+    tmp_path: Path, ops: int, seen_after: int | None, said: bool
+) -> None:
+    farewells: list[bool] = []
+    with open_groups(tmp_path, 1) as (group,):
+        reducer = Reducer(group, farewell=lambda: farewells.append(True))
+        for op in range(1, ops + 1):
+            reducer.average(torch.ones(3)).future.wait()
+            if op == seen_after:
+                assert reducer.stats().ops == op
+        reducer.close()
+        reducer.close()
+    assert farewells == [True] * said

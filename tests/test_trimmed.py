@@ -90,10 +90,11 @@ def test_what_is_not_permitted_is_said() -> None:
     """As an ordinary user, who has no CAP_NET_RAW."""
     script = """
     import os
-    from tailcut import group, _native
+    from tailcut import _native
+    from tailcut.engine.lanes import receive_trimmed
     if os.geteuid() == 0:
         os.setuid(65534)
-    print(group._receive_trimmed([_native.UdpLane(0, 0, True)]))
+    print(receive_trimmed([_native.UdpLane(0, 0, True)]))
     """
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True

@@ -1,10 +1,11 @@
 """Gradient synchronization that ends by its deadline, over ordinary networks."""
 
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from tailcut import codec
     from tailcut.config import Config
     from tailcut.epsilon import Epsilon
@@ -81,6 +82,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Load a name when it is first used: torch imports tailcut for its backend, and most need no more."""
+    if name == "__version__":
+        return metadata.version("tailcut")
     if name == "codec":
         return import_module("tailcut.codec")
     home = next((module for module, names in _HOMES.items() if name in names), None)

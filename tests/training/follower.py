@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 import sys
 import traceback
 import warnings
@@ -23,7 +24,7 @@ def main() -> None:
     # One parameter, so one op a step. It has more granules than there are ranks: each owns a part of it.
     ddp = DistributedDataParallel(nn.Linear(INPUTS, OUTPUTS, bias=False))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
-    attachment = tailcut.attach(ddp, Config(**json.loads(sys.argv[1])))
+    attachment = tailcut.attach(ddp, Config(**json.loads(sys.argv[1])))  # what is told later points here
     say("attached")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -38,6 +39,7 @@ def main() -> None:
             optimizer.step()
             step += 1
             report = attachment.reports[-1]
+            told = [w for w in caught if "tailcut" in str(w.message)]
             say(
                 {
                     "step": step,
@@ -45,7 +47,8 @@ def main() -> None:
                     "lost_frac": report.lost_frac,
                     "missing_from": report.missing_from,
                     "digest": replica_digest(ddp),
-                    "warnings": [str(w.message) for w in caught if "tailcut" in str(w.message)],
+                    "warnings": [str(w.message) for w in told],
+                    "warned_at": [linecache.getline(w.filename, w.lineno).strip() for w in told],
                 }
             )
     if word == "raise":

@@ -6,9 +6,10 @@ end of ``import torch`` (2.5 to 2.13), or when the name is first used (from 2.14
 
 from __future__ import annotations
 
-import warnings
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from tailcut import notices
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -33,9 +34,7 @@ def autoload() -> None:
     try:
         register()
     except Exception as error:
-        warnings.warn(
-            f"the backend 'tailcut' could not be registered: {error!r}", RuntimeWarning, stacklevel=2
-        )
+        notices.warn(f"the backend 'tailcut' could not be registered: {error!r}")
 
 
 def stats_of(process_group: ProcessGroup | None = None) -> Stats:
@@ -44,7 +43,7 @@ def stats_of(process_group: ProcessGroup | None = None) -> Stats:
 
     from tailcut.pytorch.creation import bounded_part
 
-    return bounded_part(process_group or dist.distributed_c10d._get_default_group()).group.stats()
+    return bounded_part(process_group or dist.distributed_c10d._get_default_group()).stats()
 
 
 def _create(options: Any, group_options: Any) -> Any:

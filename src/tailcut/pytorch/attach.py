@@ -4,7 +4,6 @@ Owns what a training script holds on to: figures, state, the end. Nothing of DDP
 """
 # No postponed annotations: DDP compares those of its hook with the classes.
 
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from tailcut import notices
 from tailcut.config import Config
 from tailcut.errors import ConfigError
 from tailcut.group import Group
@@ -88,6 +88,7 @@ class Attachment:
         self._optimizer = optimizer
         self._earlier: dict[str, int] = {}
         self._warned: set[str] = set()
+        self._attached_at = notices.users_place()
         self._step_error = self._step_coordinates = 0.0  # since the last should_step()
         self._names = {parameter: name for name, parameter in ddp.module.named_parameters()}
         self._reducer: Reducer | None = None
@@ -109,7 +110,7 @@ class Attachment:
 
     def stats(self) -> Stats:
         """Totals, those of before a checkpoint included."""
-        now = self._reducer.group.stats() if self._reducer else Stats()
+        now = self._reducer.stats() if self._reducer else Stats()
         return now.plus(self._earlier)
 
     @property
@@ -158,7 +159,8 @@ class Attachment:
 
     def state_dict(self) -> dict[str, int]:
         """For a checkpoint: the counts so far."""
-        return self.stats().counts()
+        now = self._reducer.group.stats() if self._reducer else Stats()
+        return now.plus(self._earlier).counts()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Count on from those of a checkpoint."""
@@ -200,7 +202,7 @@ class Attachment:
         kind = text.split(":")[-1]
         if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            notices.warn(text, self._attached_at)
 
 
 def average_bucket(attachment: Attachment, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -258,9 +260,7 @@ def _warn_of_what_blocks(ddp: DistributedDataParallel) -> None:
     if any(isinstance(module, torch.nn.SyncBatchNorm) for module in ddp.module.modules()):
         blocking.append("the statistics of SyncBatchNorm (BatchNorm, or a norm without statistics)")
     if blocking:
-        warnings.warn(
+        notices.warn(
             "tailcut bounds the gradients. A dead or frozen rank still stops the others in: "
-            + "; ".join(blocking),
-            RuntimeWarning,
-            stacklevel=3,
+            + "; ".join(blocking)
         )

@@ -18,6 +18,7 @@ from tailcut.config import Config
 from tailcut.group import Group
 from tailcut.pytorch.reducer import Future, Reducer, Reduction
 from tailcut.pytorch.staging import DTYPES
+from tailcut.stats import Stats
 
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 """Of torch: major and minor."""
@@ -98,6 +99,9 @@ class Bounded:
     @property
     def group(self) -> Group:
         return self._reducer.group
+
+    def stats(self) -> Stats:
+        return self._reducer.stats()
 
     def reduce(self, tensors: list[torch.Tensor], reduce_op: Any) -> BoundedWork | None:
         """The reduction under way, or None if it is one for Gloo."""

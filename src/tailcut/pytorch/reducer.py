@@ -23,6 +23,7 @@ from tailcut.group import Group, Work
 from tailcut.pytorch.staging import Passage, passage_of
 from tailcut.pytorch.startup import pass_on_news
 from tailcut.report import Report
+from tailcut.stats import Stats
 
 EXIT_LINGER_S = 3.0
 """How long a rank that simply reaches its end serves peers that are a little later."""
@@ -68,6 +69,7 @@ class Reducer:
         self.group = group
         self._listener = listener
         self._farewell = farewell  # called once, when the group is closed
+        self._seen_ops = 0  # that the user knew of when it asked for the totals last
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
@@ -103,6 +105,12 @@ class Reducer:
                 self._departures.put((reduction, passage))
         return reduction
 
+    def stats(self) -> Stats:
+        """The totals, for the user to see. Who has seen the last ones needs no farewell."""
+        stats = self.group.stats()
+        self._seen_ops = stats.ops
+        return stats
+
     def close(self, linger_s: float | None = None) -> None:
         """Close the group, as ``Group.close`` does; what is in flight ends with an error."""
         if os.getpid() != self._process:
@@ -119,7 +127,7 @@ class Reducer:
                     thread.join()
             _open_reducers.discard(self)
             farewell, self._farewell = self._farewell, None
-            if farewell is not None:
+            if farewell is not None and self.group.stats().ops != self._seen_ops:
                 farewell()
 
     def __del__(self) -> None:

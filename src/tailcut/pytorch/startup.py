@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable
-from importlib import metadata
 from typing import cast
 
 import torch.distributed as dist
 
+from tailcut import __version__, notices
 from tailcut.config import Config, flag
 from tailcut.errors import ConfigError
 from tailcut.group import Group
 from tailcut.stats import Stats
 from tailcut.store import Store
 
+_log = logging.getLogger(__name__)
 _names: Counter[str] = Counter()
 _announced: set[str] = set()
 
@@ -57,18 +58,16 @@ def announce(group: Group, what: str) -> None:
     configuration = group.describe()
     if configuration not in _announced:
         _announced.add(configuration)
-        print(f"tailcut {metadata.version('tailcut')}: {what}; {configuration}", file=sys.stderr, flush=True)
+        notices.say(_log, f"tailcut {__version__}: {what}; {configuration}")
 
 
 def pass_on_news(group: Group) -> None:
     """Let rank 0 say what was decided since the last call."""
     if group.rank == 0:
         for news in group.take_news():
-            print(f"tailcut: {news}", file=sys.stderr, flush=True)
+            notices.say(_log, f"tailcut: {news}")
 
 
 def sum_up(group: Group) -> None:
     """Say at the end what it has cost."""
-    stats = group.stats()
-    if stats.ops:
-        print(f"tailcut: {stats}", file=sys.stderr, flush=True)
+    notices.say(_log, f"tailcut: {group.stats()}")

@@ -1,0 +1,103 @@
+"""How a group opens: sockets, the meeting, what all ranks conclude from it, the start of the lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from tailcut import _native
+from tailcut.config import Config
+from tailcut.engine.lanes import receive_trimmed, start_lanes
+from tailcut.errors import ConfigError
+from tailcut.grid import GridLayout, grid_of
+from tailcut.meeting.rendezvous import Roster, local_address, meet, open_lanes
+from tailcut.policy.grid import GridSteering
+from tailcut.store import Store
+
+
+@dataclass(frozen=True)
+class Opening:
+    """One rank of an open group."""
+
+    rank: int
+    grid: GridLayout
+    lanes: Sequence[_native.UdpLane]
+    steering: GridSteering
+    tag: int
+    local_address: str
+    codec: str
+    description: str
+    """What the group will do, on one line."""
+
+
+def open_rank(rank: int, world_size: int, store: Store, config: Config, name: str) -> Opening:
+    """Meet the other ranks and start this one."""
+    grid = _layout(rank, world_size, config)
+    lanes = open_lanes(config)
+    roster = meet(store, name, rank, grid, lanes, config)
+    codec = _codec(config, roster)
+    steering = _steering(rank, grid, config, codec)
+    description = _describe(rank, config, roster, codec, steering, lanes)
+    if codec == "planes" and roster.hosts > 1 and config.trim_bytes > 0:
+        description += receive_trimmed(lanes)
+    start_lanes(
+        lanes, rank=rank, grid=grid, config=config, codec=codec, terms=steering.terms(0), roster=roster
+    )
+    return Opening(rank, grid, lanes, steering, roster.tag, local_address(roster, rank), codec, description)
+
+
+def _layout(rank: int, world_size: int, config: Config) -> GridLayout:
+    if not 1 <= world_size <= 0xFFFF:
+        raise ConfigError(f"world_size={world_size} must be between 1 and 65535")
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank={rank} must be between 0 and world_size - 1 = {world_size - 1}")
+    grid = grid_of(world_size, config.rows, config.multicast)
+    if grid.rows > 1 and config.over_budget == "skip":
+        raise ConfigError(
+            f"over_budget='skip' is for groups without rows, and {world_size} ranks make "
+            f"{grid.rows}: take 'wait' or 'raise', or set rows=1"
+        )
+    return grid
+
+
+def _codec(config: Config, roster: Roster) -> str:
+    """All ranks come to the same one, because they have the same roster."""
+    if len(roster.cards) == 1:  # the mean is the vector
+        return "raw"
+    if config.codec != "auto":
+        return config.codec
+    return "planes" if roster.hosts > 1 else "raw"
+
+
+def _steering(rank: int, grid: GridLayout, config: Config, codec: str) -> GridSteering:
+    return GridSteering(
+        rank=rank,
+        grid=grid,
+        deadline_s=config.deadline_s,
+        planes=config.planes if codec == "planes" else 16,
+        budget=config.budget,
+        over_budget=config.over_budget,
+        straggler_share=config.straggler_share,
+        adaptive=config.adaptive,
+        trimmable=config.trim_bytes > 0,
+        lanes=config.lanes,
+    )
+
+
+def _describe(
+    rank: int,
+    config: Config,
+    roster: Roster,
+    codec: str,
+    steering: GridSteering,
+    lanes: Sequence[_native.UdpLane],
+) -> str:
+    coding = f"codec {codec}" + (f" with {steering.describe_planes()}" if codec == "planes" else "")
+    sizes = {route.payload_bytes for peer, route in enumerate(roster.routes) if peer != rank}
+    settings = ", ".join(f"{field.name}={getattr(config, field.name)!r}" for field in fields(config))
+    return (
+        f"{len(roster.cards)} ranks on {roster.hosts} host{'s' * (roster.hosts > 1)}, {coding}, "
+        f"packets of at most {' or '.join(map(str, sorted(sizes))) or 'no'} bytes, "
+        f"receive buffer of {min(lane.receive_buffer_bytes for lane in lanes)} bytes granted, "
+        f"{roster.multicast.description}; {settings}; {steering.describe()}"
+    )

@@ -1,0 +1,182 @@
+"""The ops of a group: those in flight with their buckets and keys, and the totals of those that have ended.
+
+Owns the lanes from their start to their end. Knows nothing of arrays' types, of warnings or of packets.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+import zlib
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tailcut.engine.alarms import Alarms
+from tailcut.engine.opening import Opening
+from tailcut.engine.totals import Totals, add_lanes
+from tailcut.errors import ClosedError, ConfigError, TailcutError
+from tailcut.report import Report, outcome_of
+from tailcut.stats import Stats
+
+SLICE_NS = 50_000_000
+"""The longest single native wait, so that Ctrl-C is answered."""
+
+_JOIN_NS = 10_000_000_000
+
+Bucket = npt.NDArray[np.float32]
+
+
+class Flight:
+    """One op that was submitted. Dropping it says that nobody will ask for its outcome."""
+
+    def __init__(self, lane: int, ticket: int) -> None:
+        self.lane = lane
+        self.ticket = ticket
+
+
+class _Entry(NamedTuple):
+    bucket: Bucket
+    """The engine may still write to it, so it stays alive even if its flight is dropped."""
+    flight: weakref.ref[Flight]
+    key: Hashable
+
+
+class Ops:
+    """One lock guards the ops in flight, their keys, the totals and the steering."""
+
+    def __init__(self, opening: Opening, trim_bytes: int) -> None:
+        self.lanes = opening.lanes
+        self._rank = opening.rank
+        self._grid = opening.grid
+        self._steering = opening.steering
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        self._closed = False
+        self._calls = 0
+        self._in_flight: dict[tuple[int, int], _Entry] = {}
+        self._keys: set[Hashable] = set()
+        self._totals = Totals()
+        self._alarms = Alarms(opening.steering, trim_bytes)
+        _open.add(self)
+
+    def submit(self, bucket: Bucket, key: Hashable) -> Flight:
+        """Enter the next op with this bucket."""
+        self.check_process()  # before the lock, which a forked child may find taken for ever
+        with self._lock:
+            self.check_open()
+            self._take_dropped()
+            if key is not None and key in self._keys:
+                raise ConfigError(f"key {key!r} is still in flight; wait() for it first")
+            index = (self._calls if key is None else zlib.crc32(repr(key).encode())) % len(self.lanes)
+            self._calls += 1
+            ticket = self.lanes[index].submit(bucket, self._steering.terms(bucket.size))
+            flight = Flight(index, ticket)
+            self._in_flight[index, ticket] = _Entry(bucket, weakref.ref(flight), key)
+            if key is not None:
+                self._keys.add(key)
+            return flight
+
+    def take(self, lane: int, ticket: int, timeout_ns: int) -> Report | TailcutError | None:
+        """What became of an op, once; None if it has not ended within the timeout."""
+        native = self.lanes[lane].wait(ticket, timeout_ns)
+        if native is None:
+            return None
+        with self._lock:
+            entry = self._in_flight.pop((lane, ticket), None)
+            key = entry.key if entry else None
+            self._keys.discard(key)
+            outcome = outcome_of(native, self._grid, self._rank, key)
+            self.lanes[lane].forget(ticket)  # last: Ctrl-C up to here, and the outcome can be taken again
+            if isinstance(outcome, Report):
+                return self._learn(outcome, native.finished_at / 1e9)
+        return outcome
+
+    def _learn(self, report: Report, now_s: float) -> Report | TailcutError:
+        report = self._steering.after(report, now_s)
+        self._totals.add(report)
+        self._alarms.after(report)
+        return report if report.status == "behind" else self._steering.excess() or report
+
+    def _take_dropped(self) -> None:
+        """Take the outcomes that nobody will ask for."""
+        for (lane, ticket), entry in list(self._in_flight.items()):
+            if entry.flight() is None:
+                self.take(lane, ticket, 0)
+
+    def resynced(self) -> None:
+        self.check_open()
+        for lane in self.lanes:
+            lane.resynced()
+
+    def take_alarms(self) -> tuple[list[str], bool]:
+        """What to warn of now, and whether an excess over the budget has begun to last."""
+        with self._lock:
+            return self._alarms.take(), self._alarms.excess_begins()
+
+    def take_news(self) -> list[str]:
+        with self._lock:
+            return self._steering.take_news()
+
+    def stats(self) -> Stats:
+        self.check_process()
+        lanes = [lane.stats() for lane in self.lanes]
+        with self._lock:
+            stats = self._totals.with_policy(self._steering)
+        add_lanes(stats, lanes)
+        return stats
+
+    def close(self, linger_s: float) -> None:
+        """End the lanes, which serve what peers still need for at most ``linger_s``."""
+        if os.getpid() != self._process or self._closed:
+            return
+        with self._lock:
+            self._closed = True
+        for lane in self.lanes:
+            lane.close(int(1e9 * linger_s))
+        try:
+            for lane in self.lanes:
+                while not lane.join(SLICE_NS):
+                    pass
+        except BaseException:  # Ctrl-C: leave now, but not without the engine threads
+            for lane in self.lanes:
+                lane.close(0)
+                lane.join(_JOIN_NS)
+            raise
+        finally:
+            _open.discard(self)
+
+    def check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ClosedError(
+                f"this group belongs to process {self._process}; a forked child must open its own "
+                "(or start workers with the spawn method)"
+            )
+
+    def check_open(self) -> None:
+        self.check_process()
+        if self._closed:
+            raise ClosedError("the group is closed")
+
+
+_open: weakref.WeakSet[Ops] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for ops in list(_open):
+        ops.close(linger_s=0.0)
+
+
+def _abandon_all() -> None:
+    """In a forked child: the engine threads stayed with the parent."""
+    for ops in list(_open):
+        for lane in ops.lanes:
+            lane.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
