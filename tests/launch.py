@@ -126,7 +126,7 @@ def _started(
     ours = {
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "ONEDNN_MAX_CPU_ISA": "AVX2",  # on some virtual machines torch's bfloat16 kernels end in SIGILL
     }
     process = subprocess.Popen(
