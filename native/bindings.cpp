@@ -296,6 +296,13 @@ void bind_udp(nb::module_& m) {
             },
             "window_bytes"_a, "pool_bytes"_a, "payload_bytes"_a, "trim_payload_bytes"_a, "paced"_a);
     m.def("credit_window_bytes", &credit_window_bytes, "buffer_bytes"_a, "ranks"_a);
+    m.def(
+        "grid_tags",
+        [](std::uint64_t group_tag, Rank rank, Rank ranks, Rank rows) {
+            if (rows == 0 || ranks % rows != 0) throw nb::value_error("rows");
+            return Grid::tags(group_tag, rank, ranks, rows);
+        },
+        "group_tag"_a, "rank"_a, "ranks"_a, "rows"_a);
     nb::class_<UdpLane>(m, "UdpLane")
         .def(nb::init<std::uint32_t, std::uint32_t, bool>(), "bind_ipv4"_a, "receive_buffer_bytes"_a,
              "offload"_a)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tailcut import Config, ConfigError, FileStore, Group, PeerError
+from tailcut import Config, ConfigError, FileStore, Group, PeerError, Report
 from tailcut.meeting.addresses import host_identity
 from tailcut.meeting.handshake import _ANSWER, _MESSAGE
 from tailcut.meeting.rendezvous import Card
@@ -167,6 +167,33 @@ def test_strangers_on_the_port_do_not_disturb_the_meeting(tmp_path: Path) -> Non
         assert [r.status for r in allreduce(groups, vectors(2, 100))] == ["complete"] * 2
         list(pool.map(Group.close, groups))
         assert not any(groups[0].stats().rejected.values())
+
+
+class Withholding(FileStore):
+    """A store so slow that it never tells that a peer is ready."""
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key.count("/") == 2 for key in keys) and super().check(keys)  # cards only
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_packets_that_come_before_the_meeting_ends_begin_the_group_and_are_not_lost(
+    tmp_path: Path, rows: int, lanes: int
+) -> None:
+    config = Config(rows=rows, lanes=lanes, resend=False, deadline_s=60, rendezvous_s=20)
+    keys = [f"bucket-{k}" for k in range(4)]  # on both lanes
+    arrays = [vectors(4, 5000, seed=k) for k in range(len(keys))]
+    stores = [FileStore(tmp_path)] * 3 + [Withholding(tmp_path)]
+
+    def average(rank: int) -> list[Report]:
+        with Group(rank, 4, stores[rank], config) as group:
+            works = [group.allreduce(arrays[k][rank], key) for k, key in enumerate(keys)]
+            return [work.wait() for work in works]
+
+    with ThreadPoolExecutor(4) as pool:
+        for reports in pool.map(average, range(4)):
+            assert [(report.status, report.missing_from) for report in reports] == [("complete", ())] * 4
 
 
 def test_many_lanes_are_all_confirmed_and_their_number_is_agreed(tmp_path: Path) -> None:

@@ -76,6 +76,15 @@ Grid::Grid(const Settings& settings, const std::vector<PeerSettings>& peers)
     column_->expect(column_terms(terms_.bounds.scatter));
 }
 
+std::vector<std::uint64_t> Grid::tags(std::uint64_t group_tag, Rank rank, Rank ranks, Rank rows) {
+    Settings settings;
+    settings.group_tag = group_tag;
+    settings.shape = {rank, ranks, 0};
+    settings.rows = rows;
+    if (rows == 1) return {group_tag};
+    return {row_of(settings).group_tag, column_of(settings).group_tag};
+}
+
 void Grid::submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) {
     terms_ = terms;
     row_.submit(now, ticket, bucket, terms);

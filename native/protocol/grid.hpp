@@ -30,6 +30,9 @@ public:
         return rows == 1 ? ranks : static_cast<Rank>(ranks / rows + rows - 1);
     }
 
+    // The tags of what comes to a rank: that of its row and that of its column, or the group's own if there is one row.
+    static std::vector<std::uint64_t> tags(std::uint64_t group_tag, Rank rank, Rank ranks, Rank rows);
+
     // As Endpoint. Ranks are those of the whole group, in reports those of the row.
     void submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms);
     void resynced() { row_.resynced(); }

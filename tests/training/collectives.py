@@ -202,6 +202,17 @@ def subgroups() -> dict[str, Any]:
 
 
 @case
+def uneven() -> dict[str, Any]:
+    """Ranks 0 and 1 are in one more group than the others when all make a mesh."""
+    dist.new_group([0, 1])
+    mesh = init_device_mesh("cpu", (RANKS // 2, 2), mesh_dim_names=("outer", "inner"))
+    means = [
+        reduced(filled(LARGE), dist.ReduceOp.AVG, group=mesh.get_group(name)) for name in ("outer", "inner")
+    ]
+    return {"means": [float(mean[0]) for mean in means]}
+
+
+@case
 def hybrid_sharding() -> dict[str, Any]:
     """HSDP: sharded over Gloo inside a pair, averaged over tailcut between the replicas."""
 
@@ -261,10 +272,22 @@ def mismatch() -> dict[str, Any]:
 
 @case
 def again() -> dict[str, Any]:
-    """A second life in the same process, with the same store and the same names."""
-    dist.destroy_process_group()
-    dist.init_process_group("tailcut")
-    return {"average": average_large(0), "ops": stats_of().ops}
+    """Other lives in the same process: same store, same names, but not the same members."""
+    averages = []
+    for pair in ([0, 1], [1, 2]):
+        dist.destroy_process_group()
+        dist.init_process_group("tailcut")
+        group = dist.new_group(pair)
+        if RANK in pair:
+            averages.append(
+                bool((reduced(filled(LARGE), dist.ReduceOp.AVG, group=group) == sum(pair) / 2).all())
+            )
+            model = DistributedDataParallel(perceptron(), process_group=group)
+            with tailcut.attach(model) as attachment:
+                model(torch.randn(8, INPUTS)).square().mean().backward()
+                averages.append(attachment.stats().ops > 0)
+        averages.append(average_large(0))
+    return {"averages": averages, "ops": stats_of().ops}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -95,10 +95,10 @@ class Handshake:
                         with suppress(OSError):  # no route, a full socket: as if lost
                             self._sockets[lane].sendto(hello.ljust(size, b"\0"), (candidate.address, port))
 
-    def listen(self, group_tag: int | None, timeout_s: float) -> bool:
+    def listen(self, tags: Sequence[Collection[int]] | None, timeout_s: float) -> bool:
         """Answer hellos and take answers for so long, or until something changes that the caller waits for:
         the last contact is confirmed, the probe has finished, or a packet of the group itself has come; only
-        then True.
+        then True. ``tags``, by lane, are those of the group's packets.
 
         That packet stays in its socket. Its sender has seen that everybody is ready, and so is everybody.
         """
@@ -107,7 +107,7 @@ class Handshake:
         while True:
             left_s = max(0.0, give_up - time.monotonic())
             select.select([*self._sockets, *(self.probe.sockets if self.probe else ())], [], [], left_s)
-            begun = [self._drain(lane, group_tag) for lane in range(len(self._sockets))]
+            begun = [self._drain(lane, tags[lane] if tags else ()) for lane in range(len(self._sockets))]
             if self.probe:
                 begun.append(self.probe.receive(time.monotonic()))
             if any(begun):
@@ -120,14 +120,14 @@ class Handshake:
             self.probe and self.probe.pending(time.monotonic())
         )
 
-    def _drain(self, lane: int, group_tag: int | None) -> bool:
+    def _drain(self, lane: int, tags: Collection[int]) -> bool:
         incoming = self._sockets[lane]
         while True:
             try:
                 datagram = incoming.recv(_LARGEST, socket.MSG_PEEK)
             except OSError:  # empty
                 return False
-            if group_tag is not None and belongs(datagram, (group_tag + lane) % _native.TAGS):
+            if belongs(datagram, tags):
                 return True
             with suppress(OSError):
                 self._take(lane, *incoming.recvfrom(_LARGEST))

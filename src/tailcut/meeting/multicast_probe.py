@@ -10,7 +10,7 @@ import enum
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -143,7 +143,7 @@ class Probe:
         begun = False
         for lane, member in enumerate(self._members):
             for datagram in _waiting(member, socket.MSG_PEEK):
-                if belongs(datagram, self._tags[lane]):
+                if belongs(datagram, self._tags[lane : lane + 1]):
                     begun = True
                     break
                 member.recv(_LARGEST)
@@ -219,10 +219,10 @@ class Probe:
         return _MESSAGE.pack(kind, to, self._instance, lane, value)
 
 
-def belongs(datagram: bytes, group_tag: int) -> bool:
-    """Whether it is a packet of that group."""
+def belongs(datagram: bytes, tags: Collection[int]) -> bool:
+    """Whether it is a packet with one of these tags."""
     header, _ = _native.parse_header(datagram)
-    return header is not None and header.group_tag == group_tag
+    return header is not None and header.group_tag in tags
 
 
 def _send(sender: socket.socket, datagram: bytes, to: tuple[str, int]) -> None:

@@ -145,7 +145,7 @@ def meet(
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as post:
         post.bind((bind_address(config), 0))
         card = _make_card(config, lanes, grid, post)
-        meeting = _Meeting(store, name, rank, grid.ranks, card, config)
+        meeting = _Meeting(store, name, rank, grid, card, config)
         with Handshake(lanes, post, bytes.fromhex(card.instance)) as handshake:
             return meeting.hold(handshake)
 
@@ -154,12 +154,13 @@ class _Meeting:
     """One rendezvous in progress."""
 
     def __init__(
-        self, store: Store, name: str, rank: int, world_size: int, card: Card, config: Config
+        self, store: Store, name: str, rank: int, grid: GridLayout, card: Card, config: Config
     ) -> None:
         self._store = store
         self._name = name
         self._rank = rank
-        self._world_size = world_size
+        self._grid = grid
+        self._world_size = grid.ranks
         self._card = card
         self._config = config
         self._cards: dict[int, Card] = {rank: card}
@@ -182,17 +183,19 @@ class _Meeting:
             if tag is not None:
                 waiting = self._get_ready(handshake, tag)
                 if not waiting:
-                    handshake.listen(tag, 0.0)  # the last hellos, which the engine should not meet
+                    # The last hellos, which the engine should not meet.
+                    handshake.listen(self._packet_tags(tag), 0.0)
                     self._check_agreement()
                     assert handshake.probe
                     return self._roster(handshake.probe, tag)
             now = time.monotonic()
             if now >= give_up:
                 raise PeerError(self._complaint(waiting))
+            tags = None if tag is None else self._packet_tags(tag)
             if handshake.probe and tag not in (None, self._announced):
-                handshake.listen(tag, max(0.0, handshake.probe.send_at - now))
+                handshake.listen(tags, max(0.0, handshake.probe.send_at - now))
             else:
-                handshake.listen(tag, pause_s)
+                handshake.listen(tags, pause_s)
                 pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
 
     def _get_ready(self, handshake: Handshake, tag: int) -> list[int]:
@@ -203,7 +206,7 @@ class _Meeting:
             self._probed = tag
         assert handshake.probe
         handshake.probe.send(time.monotonic())
-        begun = handshake.listen(tag, 0.0)
+        begun = handshake.listen(self._packet_tags(tag), 0.0)
         if tag != self._announced:
             if pending := handshake.probe.pending(time.monotonic()):
                 return pending
@@ -271,6 +274,11 @@ class _Meeting:
     def _tag(self) -> int:
         instances = "".join(self._cards[r].instance for r in range(self._world_size))
         return int.from_bytes(hashlib.blake2b(instances.encode(), digest_size=6).digest(), "little")
+
+    def _packet_tags(self, tag: int) -> list[list[int]]:
+        """By lane, the tags of packets that may come once the group with this tag has begun."""
+        lane_tags = [(tag + lane) % _native.TAGS for lane in range(len(self._card.ports))]
+        return [_native.grid_tags(t, self._rank, self._world_size, self._grid.rows) for t in lane_tags]
 
     def _not_ready(self, tag: int) -> list[int]:
         return [

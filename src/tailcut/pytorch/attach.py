@@ -24,7 +24,7 @@ from tailcut.policy.budget import EXCESS
 from tailcut.pytorch.reducer import Reducer
 from tailcut.pytorch.resync import copy_from
 from tailcut.pytorch.staging import DTYPES
-from tailcut.pytorch.startup import announce, disabled, open_group, store_of, sum_up
+from tailcut.pytorch.startup import announce, attachment_name, disabled, open_group, store_of, sum_up
 from tailcut.report import Report
 from tailcut.stats import Stats
 
@@ -59,7 +59,7 @@ def attach(
     process_group = ddp.process_group
     group = open_group(
         store_of(process_group),
-        f"attach/{process_group.group_name}",
+        attachment_name(process_group),
         process_group.rank(),
         process_group.size(),
         config,

@@ -25,7 +25,9 @@ def create(options: Any, group_options: Any) -> Any:
     store, rank, size = options.store, options.group_rank, options.group_size
     if disabled():
         return ProcessGroupGloo(store, rank, size, timeout=options.timeout)
-    group = open_group(store, "backend", rank, size, careful(group_options or Config()))
+    # No two process groups at a time have the same name, and all members of one have the same.
+    name = f"backend/{options.group_id}"
+    group = open_group(store, name, rank, size, careful(group_options or Config()))
     try:
         gloo = inner_gloo(group, store, options.timeout)
         farewell = None

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+<<<<<<< HEAD
 from collections import Counter
+=======
+import sys
+import weakref
+>>>>>>> h-drv
 from collections.abc import Callable
 from typing import cast
 
@@ -17,8 +22,12 @@ from tailcut.group import Group
 from tailcut.stats import Stats
 from tailcut.store import Store
 
+<<<<<<< HEAD
 _log = logging.getLogger(__name__)
 _names: Counter[str] = Counter()
+=======
+_attachments: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+>>>>>>> h-drv
 _announced: set[str] = set()
 
 
@@ -44,13 +53,18 @@ def open_group(
     config: Config,
     on_over_budget: Callable[[Stats], None] | None = None,
 ) -> Group:
-    """Open the tailcut group of a process group; the calls of one name are numbered, alike on all ranks."""
-    # After an elastic restart the store is the same, and so are the names of its groups.
-    life = f"{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    _names[life] += 1
-    return Group(
-        rank, world_size, store, config, name=f"{life}/{_names[life]}", on_over_budget=on_over_budget
-    )
+    """Open a tailcut group for a process group. All members must come to the same ``name`` by themselves: it
+    may depend on the process group, but not on what else a member takes part in."""
+    # After an elastic restart the store is the same, and so are the names of its process groups.
+    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Group(rank, world_size, store, config, name=f"{name}/{life}", on_over_budget=on_over_budget)
+
+
+def attachment_name(process_group: dist.ProcessGroup) -> str:
+    """For the next model that is attached on a process group: its members attach models in the same order."""
+    number = _attachments.get(process_group, 0) + 1
+    _attachments[process_group] = number
+    return f"attach/{process_group.group_name}/{number}"
 
 
 def announce(group: Group, what: str) -> None:
