@@ -140,16 +140,10 @@ def test_a_failing_worker_exits_with_2(monkeypatch, capsys):
     assert capsys.readouterr().err.endswith("tailcut: rank 1 was killed\n")
 
 
-# Whoever runs the tests in the background has Ctrl-C ignored, and children inherit that.
-LISTENING = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "from tailcut.tools.cli import main; sys.exit(main(sys.argv[1:]))"
-)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_it_leaves_neither_process_nor_file(number, code, tmp_path):
-    command = [sys.executable, "-c", LISTENING, "bench", "allreduce", "--sizes", "1K", "--iters", "100000000"]
+    words = ["bench", "allreduce", "--sizes", "1K", "--iters", "100000000"]
+    command = [sys.executable, "-m", "tailcut.tools.cli", *words]
     with subprocess.Popen(
         command,
         env={**os.environ, "TMPDIR": str(tmp_path)},

@@ -219,7 +219,10 @@ def test_ctrl_c_ends_a_long_simulation_at_once() -> None:
         assert process.stderr
         assert process.stderr.readline() == "8 ranks, tailcut\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        try:
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
         assert "interrupted" in process.stderr.read()
 
 

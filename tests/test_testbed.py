@@ -463,10 +463,8 @@ def test_nothing_is_left_after_fifty_testbeds_of_which_some_were_killed():
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_leaves_nothing(number, code):
-    program = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    program += "from tailcut.tools.cli import main; sys.exit(main(sys.argv[1:]))"
-    words = ["testbed", "run", "clean", "--no-measure", "--", "sh", "-c", "echo on; sleep 3600"]
-    with subprocess.Popen([sys.executable, "-c", program, *words], stdout=subprocess.PIPE) as process:
+    command = [*TAILCUT, "run", "clean", "--no-measure", "--", "sh", "-c", "echo on; sleep 3600"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline().endswith(b"on\n")
         process.send_signal(number)
         process.communicate(timeout=LIMIT_S)
