@@ -240,32 +240,19 @@ class Group:
         self._check_process()
         lanes = [lane.stats() for lane in self._lanes]
         with self._lock:
-            totals = replace(self._totals)
-            totals.bounds = self._steering.known_bounds
-            totals.verdicts = self._steering.verdicts
-            totals.drop_share = self._steering.drop_share
-            totals.epsilon = self._steering.spending.total
-            totals.recent_epsilon = self._steering.spending.recent
-            totals.budget = self._steering.spending.budget
-            totals.lr_scale = self._steering.lr_scale
-        totals.rejected = {}
+            spending = self._steering.spending
+            totals = replace(
+                self._totals,
+                bounds=self._steering.known_bounds,
+                verdicts=self._steering.verdicts,
+                drop_share=self._steering.drop_share,
+                epsilon=spending.total,
+                recent_epsilon=spending.recent,
+                budget=spending.budget,
+                lr_scale=self._steering.lr_scale,
+            )
         for lane in lanes:
-            for reason, count in lane.protocol.rejected.items():
-                totals.rejected[reason] = totals.rejected.get(reason, 0) + count
-            totals.sent_packets += lane.protocol.sent_packets
-            totals.sent_bytes += lane.protocol.sent_bytes
-            totals.multicast_packets += lane.protocol.multicast_packets
-            totals.received_packets += lane.protocol.received_packets
-            totals.received_bytes += lane.protocol.received_bytes
-            totals.uncorrected_packets += lane.uncorrected_packets
-            totals.late_gather_packets += lane.protocol.late_gather_packets
-            totals.dropped_history += lane.protocol.dropped_history
-            totals.forfeited_shards += lane.protocol.forfeited_shards
-            totals.contributing &= lane.contributing
-            totals.blocked_sends += lane.socket.blocked_sends
-            totals.failed_sends += lane.socket.failed_sends
-            totals.pool_used_bytes += lane.pool_used_bytes
-            totals.memory_bytes += lane.memory_bytes
+            totals.add_lane(lane)
         totals.rtt_s = tuple(ns / 1e9 for ns in lanes[0].rtt_ns)
         return totals
 
@@ -334,16 +321,9 @@ class Group:
             outcome = outcome_of(native, self._grid, self.rank, key)
             lane.forget(ticket)  # last: Ctrl-C up to here, and wait() can be called again
             if isinstance(outcome, Report):
-                outcome = self._steering.after(outcome, native.finished_at / 1e9)
-                totals = self._totals
-                totals.ops += 1
-                totals.deadline_ops += outcome.status == "deadline"
-                totals.lossy_ops += outcome.lost_frac > 0
-                totals.partial_ops += any(outcome.scatter_lost)
-                totals.behind_ops += outcome.behind_ops
-                totals.coordinates += outcome.length
-                totals.lost_coordinates += round(outcome.lost_frac * outcome.length)
-                self._trimmed |= outcome.trimmed_packets > 0
+                outcome = self._steering.after(outcome, native.ended_at / 1e9)
+                self._totals.count(outcome)
+                self._trimmed |= outcome.traffic.trimmed_packets > 0
                 if outcome.status != "behind":
                     outcome = self._steering.excess() or outcome
         return outcome
