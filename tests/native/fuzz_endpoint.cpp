@@ -203,7 +203,7 @@ void Host::take_reports() {
         const auto found = buckets_.find(report.ticket);
         MUST(found != buckets_.end());
         found->second.report();
-        MUST(report.finished_at >= report.entered_at);
+        MUST(report.ended_at >= report.entered_at);
     }
     endpoint.reports().clear();
     const auto waiting = [](const auto& entry) { return !entry.second.reported; };

@@ -11,6 +11,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,6 @@ import numpy.typing as npt
 
 from tailcut.engine.alarms import Alarms
 from tailcut.engine.opening import Opening
-from tailcut.engine.totals import Totals, add_lanes
 from tailcut.errors import ClosedError, ConfigError, TailcutError
 from tailcut.report import Report, outcome_of
 from tailcut.stats import Stats
@@ -60,7 +60,7 @@ class Ops:
         self._calls = 0
         self._in_flight: dict[tuple[int, int], _Entry] = {}
         self._keys: set[Hashable] = set()
-        self._totals = Totals()
+        self._totals = Stats()
         self._alarms = Alarms(opening.steering, trim_bytes)
         _open.add(self)
 
@@ -93,12 +93,12 @@ class Ops:
             outcome = outcome_of(native, self._grid, self._rank, key)
             self.lanes[lane].forget(ticket)  # last: Ctrl-C up to here, and the outcome can be taken again
             if isinstance(outcome, Report):
-                return self._learn(outcome, native.finished_at / 1e9)
+                return self._learn(outcome, native.ended_at / 1e9)
         return outcome
 
     def _learn(self, report: Report, now_s: float) -> Report | TailcutError:
         report = self._steering.after(report, now_s)
-        self._totals.add(report)
+        self._totals.count(report)
         self._alarms.after(report)
         return report if report.status == "behind" else self._steering.excess() or report
 
@@ -126,8 +126,20 @@ class Ops:
         self.check_process()
         lanes = [lane.stats() for lane in self.lanes]
         with self._lock:
-            stats = self._totals.with_policy(self._steering)
-        add_lanes(stats, lanes)
+            spending = self._steering.spending
+            stats = replace(
+                self._totals,
+                bounds=self._steering.known_bounds,
+                verdicts=self._steering.verdicts,
+                drop_share=self._steering.drop_share,
+                epsilon=spending.total,
+                recent_epsilon=spending.recent,
+                budget=spending.budget,
+                lr_scale=self._steering.lr_scale,
+            )
+        for lane in lanes:
+            stats.add_lane(lane)
+        stats.rtt_s = tuple(ns / 1e9 for ns in lanes[0].rtt_ns)
         return stats
 
     def close(self, linger_s: float) -> None:
