@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "codec/planes_kernels.hpp"
-#include "protocol/types.hpp"
+#include "base/types.hpp"
 
 namespace tailcut::codec {
 namespace {

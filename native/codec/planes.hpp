@@ -27,7 +27,7 @@
 
 #include "codec/gains.hpp"
 #include "codec/scale.hpp"
-#include "protocol/types.hpp"
+#include "base/types.hpp"
 
 namespace tailcut::codec {
 

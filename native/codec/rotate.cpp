@@ -5,7 +5,7 @@
 
 #include "codec/dispatch.hpp"
 #include "codec/rotate_kernels.hpp"
-#include "protocol/types.hpp"
+#include "base/types.hpp"
 
 namespace tailcut::codec {
 namespace {
