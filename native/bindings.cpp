@@ -173,7 +173,7 @@ void bind_udp(nb::module_& m) {
         "grid_tags",
         [](std::uint64_t group_tag, Rank rank, Rank ranks, Rank rows) {
             if (rows == 0 || ranks % rows != 0) throw nb::value_error("rows");
-            return Grid::tags(group_tag, rank, ranks, rows);
+            return tags_to(group_tag, rank, ranks, rows);
         },
         "group_tag"_a, "rank"_a, "ranks"_a, "rows"_a);
     nb::class_<UdpLane>(m, "UdpLane")

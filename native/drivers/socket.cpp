@@ -131,7 +131,7 @@ std::size_t Socket::group(std::span<const Outgoing> packets) const {
     if (!segments_) return 1;
     const std::size_t size = datagram_bytes(packets[0]);
     std::size_t n = 1, total = size;
-    while (n < packets.size() && n < kMaxSegments && packets[n].peer == packets[0].peer) {
+    while (n < packets.size() && n < kMaxSegments && packets[n].to == packets[0].to) {
         const std::size_t next = datagram_bytes(packets[n]);
         if (next > size || total + next > kMaxDatagramBytes) break;
         ++n;
@@ -153,7 +153,8 @@ std::size_t Socket::send(std::span<const Outgoing> packets, std::span<const Addr
     for (std::size_t at = 0; at < packets.size(); ++count) {
         const std::size_t n = group(packets.subspan(at));
         mmsghdr& message = messages[count] = {};
-        const Address& to = addresses[packets[at].peer];
+        const Destination& destination = packets[at].to;
+        const Address to = destination.is_everybody() ? group_address() : addresses[destination.rank()];
         names[count] = {};
         names[count].sin_family = AF_INET;
         names[count].sin_port = htons(to.port);

@@ -15,7 +15,8 @@
 
 #include "drivers/socket.hpp"
 #include "drivers/trimmed.hpp"
-#include "protocol/grid.hpp"
+#include "protocol/core.hpp"
+#include "protocol/path.hpp"
 
 namespace tailcut {
 
@@ -94,8 +95,8 @@ private:
     int wake_descriptor_ = -1;
 
     // the engine thread's own
-    std::unique_ptr<Grid> grid_;
-    std::vector<Address> addresses_;  // by rank, then that of the multicast group, if it was joined
+    std::unique_ptr<Core> core_;
+    std::vector<Address> addresses_;  // by rank
     std::size_t ranks_ = 0;
     std::vector<Outgoing> batch_;
     bool blocked_ = false;  // the socket is full

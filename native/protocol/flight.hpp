@@ -125,8 +125,11 @@ public:
     bool landed() const { return used_ == 0; }  // nothing takes credit
     std::uint64_t bytes() const { return bytes_; }
     std::uint32_t unasked_bytes() const { return unasked_; }  // sent since a reply was last wanted
-    bool has_credit(std::uint32_t cost) const {
-        return used_ == 0 || (used_ + cost <= window_bytes && count_ < wire::kMostInFlight);
+    // For a full packet, or a whole shard if it is smaller.
+    bool has_credit(std::uint64_t shard_bytes) const {
+        const std::uint64_t bytes = std::min<std::uint64_t>(packet_bytes, wire::kHeaderBytes + shard_bytes);
+        return used_ == 0 ||
+               (used_ + bytes + kDatagramOverheadBytes <= window_bytes && count_ < wire::kMostInFlight);
     }
     bool awaits(Seq seq) const { return by_op_.any(seq); }  // somebody has not settled some of this op
 

@@ -13,8 +13,8 @@ constexpr Duration kRetry =
 Path::Path(const PeerSettings& settings, Rank rivals)
     : paced_(settings.paced), flight_(settings), rate_(flight_.packet_bytes, rivals) {}
 
-Time Path::clear_at(Time now, std::uint32_t cost) {
-    if (!flight_.has_credit(cost)) return kNever;
+Time Path::clear_at(Time now, std::uint64_t shard_bytes) {
+    if (!flight_.has_credit(shard_bytes)) return kNever;
     if (!paced_) return now;
     if (!flight_.landed() && flight_.bytes() >= rate_.most_in_flight(now)) {
         rate_.limited();

@@ -28,8 +28,8 @@ public:
     Path(const PeerSettings& settings, Rank rivals);  // senders to the same receiver
 
     // ---- sending
-    // The earliest time for a packet of this cost, `now` if it may go at once; kNever: only FEEDBACK helps.
-    Time clear_at(Time now, std::uint32_t cost);
+    // The earliest time for a packet of a shard of this size, `now` if it may go at once; kNever: only FEEDBACK helps.
+    Time clear_at(Time now, std::uint64_t shard_bytes);
     void stamp(Time now, wire::Header& header);  // number, stamp and whether a reply is wanted
     void sent(const wire::Header& header, const Parcel& parcel, std::uint32_t bytes);
     void starved() { rate_.starved(); }  // there is nothing to send to it

@@ -13,7 +13,7 @@ struct PlanesContributions::EncodedStripe {
     Block slots;
 };
 
-PlanesContributions::PlanesContributions(OpContext& context, Seq seq, const Layout& layout,
+PlanesContributions::PlanesContributions(const OpContext& context, Seq seq, const Layout& layout,
                                          const Coding& coding, std::span<const float> bucket)
     : context_(context),
       seq_(seq),
@@ -57,9 +57,9 @@ std::shared_ptr<const PlanesContributions::EncodedStripe> PlanesContributions::e
     const std::uint32_t first = encoded->stripe.first_granule(), last = encoded->stripe.last_granule();
     if (answered.all(first, last)) return encoded;
     const codec::BlockKeys keys(context_.shape.seed, seq_, shard);
-    const auto rotated = codec::rotate_stripe(bucket_.subspan(layout_.begin(shard), layout_.length(shard)),
-                                              encoded->stripe.blocks, keys,
-                                              grown(context_.stripe, std::size_t{last - first} * kGranule));
+    const auto rotated = codec::rotate_stripe(
+        bucket_.subspan(layout_.begin(shard), layout_.length(shard)), encoded->stripe.blocks, keys,
+        grown(context_.scratch.stripe, std::size_t{last - first} * kGranule));
     encoded->slots = context_.memory.take((last - first) * codec::kSlotFloats);
     for (const codec::CodedBlock& coded :
          codec::encode_stripe(rotated, encoded->stripe.packets, keys, coding_.planes,

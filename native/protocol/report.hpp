@@ -52,7 +52,8 @@ using SinceEntry = std::optional<Duration>;
 struct StageReport {
     std::uint32_t planes = 0;  // bits a coordinate of what this rank sent in it; 0: raw
     Ending ended_by = Ending::kDeadline;
-    SinceEntry began;  // SCATTER: the ceil(N/2)-th rank entered; GATHER: the own shard closed, or the own entry
+    SinceEntry
+        began;  // SCATTER: the ceil(N/2)-th rank entered; GATHER: the own shard closed, or the own entry
     SinceEntry ended;  // SCATTER: the own shard closed; GATHER: the op ended
     // Coordinates over all links, as LinkStage has them by link
     std::uint64_t coords = 0, missing = 0, empty = 0;
@@ -147,8 +148,6 @@ struct OpReport {
     // kLengthMismatch: by rank, the length that it stated, own included
     std::vector<std::optional<std::uint32_t>> stated_lengths;
 
-    std::vector<std::uint8_t>
-        mean_planes;  // in a column, by shard: with which rows send its mean on; 0: not known
     // With Settings::record_fates: which granules arrived.
     std::vector<GranuleSet> contributions;  // by rank, over the own shard
     std::vector<GranuleSet> held;           // by shard, with a mean

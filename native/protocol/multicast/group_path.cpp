@@ -1,4 +1,4 @@
-#include "protocol/group_path.hpp"
+#include "protocol/multicast/group_path.hpp"
 
 #include <algorithm>
 #include <tuple>
@@ -34,8 +34,8 @@ GroupPath::GroupPath(const PeerSettings& settings, std::size_t members, Rank riv
     appraise(0);
 }
 
-Time GroupPath::clear_at(Time now, std::uint32_t cost) {
-    if (!flight_.has_credit(cost)) return kNever;
+Time GroupPath::clear_at(Time now, std::uint64_t shard_bytes) {
+    if (!flight_.has_credit(shard_bytes)) return kNever;
     if (!paced_) return now;
     if (!flight_.landed() && flight_.bytes() >= most_bytes_) {
         ++limits_;

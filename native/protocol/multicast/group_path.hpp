@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "protocol/audience.hpp"
 #include "protocol/flight.hpp"
+#include "protocol/multicast/audience.hpp"
 #include "protocol/parcel.hpp"
 
 namespace tailcut {
@@ -25,7 +25,7 @@ public:
     GroupPath(const PeerSettings& settings, std::size_t members, Rank rivals);
 
     // ---- sending: see Path
-    Time clear_at(Time now, std::uint32_t cost);
+    Time clear_at(Time now, std::uint64_t shard_bytes);
     void stamp(Time now, wire::Header& header);
     void sent(const wire::Header& header, const Parcel& parcel, std::uint32_t bytes, const Audience::Set& to);
     void unsent(Time now);
@@ -55,9 +55,7 @@ public:
     std::uint64_t settled_packets(std::size_t member) const { return members_[member].settled_packets; }
     std::uint64_t lost_packets(std::size_t member) const { return members_[member].lost_packets; }
 
-    // the endpoint's: as of a Peer
-    bool ready = false;
-    Time wake_at = kNever;
+    // Broadcast's: as of a Link
     Seq served_below = 0;
     Seq room_below = 0;        // ops for which most members are known to have room
     bool room_wanted = false;  // blocked by the lack of it

@@ -4,8 +4,10 @@
 #include <bitset>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
+#include "protocol/arrivals.hpp"
 #include "protocol/types.hpp"
 
 namespace tailcut {
@@ -28,6 +30,15 @@ struct Audience {
     std::vector<Rank> ranks;            // by index
     std::vector<std::int16_t> indices;  // by rank; empty if there are no members
     Set present;                        // whom ops that begin now serve by multicast
+};
+
+// What a link has of both ranks' multicast.
+struct MulticastLink {
+    Arrivals arrivals;  // of the peer's
+    bool feedback_due = false, probe_due = false;
+    // Of ours, if the peer is a member: ops before this are for unicast, because it had been too slow, or silent, since then.
+    Seq from = 0;
+    Time left_at = -1;
 };
 
 }  // namespace tailcut

@@ -1,0 +1,54 @@
+// What a driver drives: all ops of one rank. Sans-IO: it is told the time and handed datagrams, and gives back datagrams,
+// its next timer and the reports of ended ops.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "protocol/counters.hpp"
+#include "protocol/outgoing.hpp"
+#include "protocol/report.hpp"
+#include "protocol/settings.hpp"
+#include "protocol/types.hpp"
+
+namespace tailcut {
+
+class Core {
+public:
+    virtual ~Core() = default;
+
+    // The local rank enters its next op. The bucket must stay valid until the report of `ticket`.
+    virtual void submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) = 0;
+    virtual void resynced() = 0;       // the state was copied from a peer: contribute again
+    virtual void say_goodbye() = 0;    // enter no more ops, go on serving
+    virtual void abort(Time now) = 0;  // end the ops in flight with what has arrived
+    virtual void leave() = 0;          // the last word: what is not sent by now will not be
+    virtual bool drained() const = 0;  // nothing left to serve, and every peer has said goodbye
+
+    virtual void receive(Time now, std::span<const std::byte> datagram) = 0;
+    virtual bool transmit(Time now, Outgoing& out) = 0;
+    virtual void retract(Time now,
+                         const Outgoing& out) = 0;  // not sent after all, the host is busy; newest first
+    virtual Time next_timer() const = 0;
+    virtual void advance(Time now) = 0;
+
+    virtual std::vector<OpReport>& reports() = 0;  // of ended ops; the driver takes them
+    virtual Counters counters() const = 0;
+    virtual std::size_t pool_used_bytes() const = 0;
+    virtual std::size_t memory_bytes() const = 0;
+    virtual Duration rtt(Rank rank) const = 0;  // 0: not known
+    virtual bool contributing() const = 0;
+    virtual std::size_t in_flight() const = 0;
+};
+
+// `peers` by rank; the own entry is not used.
+std::unique_ptr<Core> make_core(const Settings& settings, const std::vector<PeerSettings>& peers);
+// The tags of what comes to a rank.
+std::vector<std::uint64_t> tags_to(std::uint64_t group_tag, Rank rank, Rank ranks, Rank rows);
+// Ranks that send to one, and itself: they share what it can take.
+Rank senders_to_one(Rank ranks, Rank rows);
+
+}  // namespace tailcut

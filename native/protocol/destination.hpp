@@ -1,0 +1,31 @@
+// Where a packet goes: to one rank, or to everybody who hears our multicast.
+#pragma once
+
+#include <cstddef>
+
+#include "protocol/types.hpp"
+
+namespace tailcut {
+
+class Destination {
+public:
+    constexpr Destination(Rank rank = 0) : rank_(rank) {}
+    static constexpr Destination everybody() {
+        Destination all;
+        all.everybody_ = true;
+        return all;
+    }
+
+    constexpr bool is_everybody() const { return everybody_; }
+    constexpr Rank rank() const { return rank_; }  // unless it is everybody
+    // Its place in what is kept by rank, and then for everybody.
+    constexpr std::size_t place(std::size_t ranks) const { return everybody_ ? ranks : rank_; }
+    friend constexpr bool operator==(const Destination&, const Destination&) = default;
+    friend constexpr auto operator<=>(const Destination&, const Destination&) = default;
+
+private:
+    Rank rank_ = 0;
+    bool everybody_ = false;
+};
+
+}  // namespace tailcut

@@ -1,0 +1,77 @@
+#include "protocol/roster.hpp"
+
+#include <algorithm>
+#include <functional>
+
+namespace tailcut {
+namespace {
+
+constexpr int kSilentOps = 3;  // that end without a word from a rank: it is silent
+
+}  // namespace
+
+Roster::Roster(const Shape& shape, Seq first_seq) : self_(shape.self), members_(shape.ranks) {
+    for (Member& member : members_) member.entered = first_seq;
+}
+
+std::uint8_t Roster::least_incast() const {
+    if (limiting_count_ == 0) return 0;
+    std::uint8_t least = 0;
+    for (const Member& member : members_)
+        if (member.incast != 0 && !member.silent)
+            least = least == 0 ? member.incast : std::min(least, member.incast);
+    return least;
+}
+
+Seq Roster::group_seq(Seq own) const {
+    std::vector<Seq> entered;
+    for (Rank rank = 0; rank < ranks(); ++rank)
+        if (rank != self_ && present(rank)) entered.push_back(members_[rank].entered);
+    if (entered.empty()) return own;
+    const std::size_t majority = (entered.size() + 1) / 2;
+    std::nth_element(entered.begin(), entered.begin() + static_cast<std::ptrdiff_t>(majority - 1),
+                     entered.end(), std::greater<>());
+    return entered[majority - 1];
+}
+
+Seq Roster::behind_ops(Seq own) const {
+    const Seq group = group_seq(own);
+    return group > own ? group - own : 0;
+}
+
+void Roster::hear(Time now, Rank rank, std::uint8_t incast) {
+    Member& member = members_[rank];
+    member.heard_at = heard_at_ = now;
+    member.quiet_ops = 0;
+    silent_count_ -= member.silent;
+    member.silent = false;
+    limiting_count_ += incast != 0;
+    limiting_count_ -= member.incast != 0;
+    member.incast = incast;
+}
+
+void Roster::hear(const LrScale& told, Seq by) {
+    if (told.near(by) && told.newer_than(lr_scale_)) lr_scale_ = told;
+}
+
+bool Roster::note_entered(Rank rank, Seq entered) {
+    if (entered <= members_[rank].entered) return false;
+    members_[rank].entered = entered;
+    return true;
+}
+
+void Roster::note_leaving(Rank rank, Seq from) {
+    members_[rank].leaving = true;
+    members_[rank].leaves_at = from;
+}
+
+void Roster::note_partial(Time entered_at) {
+    for (Rank rank = 0; rank < ranks(); ++rank) {
+        Member& member = members_[rank];
+        if (rank == self_ || member.heard_at >= entered_at || ++member.quiet_ops != kSilentOps) continue;
+        member.silent = true;
+        ++silent_count_;
+    }
+}
+
+}  // namespace tailcut
