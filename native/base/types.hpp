@@ -9,7 +9,8 @@ namespace tailcut {
 using Time = std::int64_t;      // nanoseconds of whatever clock the driver uses
 using Duration = std::int64_t;  // nanoseconds
 using Rank = std::uint16_t;
-using Seq = std::uint32_t;  // numbers the ops of a group
+using Seq = std::uint32_t;     // numbers the ops of a group
+using Ticket = std::uint64_t;  // names one submitted op towards the caller
 
 inline constexpr Time kNever = std::numeric_limits<Time>::max();
 inline constexpr Duration kMicrosecond = 1'000;

@@ -4,12 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <utility>
 #include <vector>
 
-#include "protocol/granules.hpp"
 #include "protocol/counters.hpp"
+#include "protocol/late_stages.hpp"
 #include "protocol/links.hpp"
 #include "protocol/op.hpp"
 #include "protocol/report.hpp"
@@ -18,7 +16,7 @@ namespace tailcut {
 
 class Accounts {
 public:
-    Accounts(Rank ranks, const Links& links) : ranks_(ranks), links_(links), reported_(ranks) {}
+    Accounts(Rank ranks, const Links& links) : ranks_(ranks), links_(links), reported_(ranks), late_(ranks) {}
 
     Counters counters;
 
@@ -28,7 +26,7 @@ public:
         counters.feedback_bytes += sign * (wire::kHeaderBytes + out.payload.size());
         counters.probe_packets += sign * ((out.header.flags & wire::kReplyWanted) != 0);
     }
-    // A packet of a stage that is over. When all that was missing has come, it is known how long the stage would have taken.
+    // A packet of a stage that is over.
     void note_late(Time now, const wire::Header& header, std::size_t payload_bytes);
     void complete(OpReport& report, const Op& op);
 
@@ -36,24 +34,12 @@ private:
     struct Reported {  // packets of a link, up to the last report
         std::uint64_t sent = 0, lost = 0, came = 0, missing = 0;
     };
-    struct Cut {
-        Seq seq;
-        wire::Stage stage;
-        std::uint32_t bucket_len;
-        Time from;
-        std::int64_t missing;  // coordinates
-        // By rank from which some were missing, unless it was silent: what has come.
-        std::vector<std::pair<Rank, GranuleSet>> came;
-        std::uint32_t late_coords = 0;  // that have come with a mean since
-    };
     void complete_links(OpReport& report);
-    void note_cut(const OpReport& report, const Op& op, wire::Stage stage);
 
     const Rank ranks_;
     const Links& links_;
     std::vector<Reported> reported_;  // by rank
-    std::deque<Cut> cuts_;            // stages that ended without all, latest last
-    std::vector<LateCompletion> late_;
+    LateStages late_;
 };
 
 }  // namespace tailcut

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "protocol/types.hpp"
+#include "base/types.hpp"
 #include "wire/header.hpp"
 
 namespace tailcut {

@@ -12,7 +12,7 @@
 #include "protocol/outgoing.hpp"
 #include "protocol/report.hpp"
 #include "protocol/settings.hpp"
-#include "protocol/types.hpp"
+#include "protocol/terms.hpp"
 
 namespace tailcut {
 

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "protocol/types.hpp"
+#include "base/types.hpp"
 
 namespace tailcut {
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "protocol/packet_checks.hpp"
+
 namespace tailcut {
 namespace {
 
@@ -104,17 +106,11 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
     const wire::Parsed parsed = wire::parse(datagram);
     const wire::Header& header = parsed.header;
     if (!parsed.ok) return accounts_.reject(parsed.reason);
-    if (header.group_tag != settings_.group_tag) return accounts_.reject(wire::Reject::kGroup);
-    if (header.source >= roster_.ranks() || header.source == roster_.self())
-        return accounts_.reject(wire::Reject::kSource);
-    if (header.epoch != 0 || header.incarnation != 0) return accounts_.reject(wire::Reject::kEpoch);
-
     const auto payload = datagram.subspan(wire::kHeaderBytes);
-    const bool data = header.type == wire::Type::kData;
-    if (!data && (payload.size() > sizeof(Arrivals::Report) || payload.size() % sizeof(std::uint64_t) != 0))
-        return accounts_.reject(wire::Reject::kShape);
-    if (data && header.multicast())  // before its number counts for anything
-        if (const auto reason = check_shape(header, payload.size())) return accounts_.reject(*reason);
+    if (const auto reason = check_sender(settings_, header, payload.size())) return accounts_.reject(*reason);
+    if (header.type == wire::Type::kData && header.multicast())  // before its number counts for anything
+        if (const auto reason = check_data(settings_, header, payload.size()))
+            return accounts_.reject(*reason);
     roster_.hear(now, header.source, header.incast);
     outbox_.hear(now, header, datagram.size());
     switch (header.type) {
@@ -147,7 +143,7 @@ void Endpoint::on_goodbye(Time now, const wire::Header& header, std::span<const 
 
 void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std::byte> payload) {
     if (header.seq == std::numeric_limits<Seq>::max()) return accounts_.reject(wire::Reject::kSeq);
-    if (const auto reason = check_shape(header, payload.size())) return accounts_.reject(*reason);
+    if (const auto reason = check_data(settings_, header, payload.size())) return accounts_.reject(*reason);
     accounts_.counters.traffic.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
     if (header.entry_us != wire::kNotEntered) note_entered(now, header.source, header.seq + 1);  // may jump
 
@@ -164,26 +160,6 @@ void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std
         if (reason == wire::Reject::kPool) outbox_.refuse(header);
         accounts_.reject(*reason);
     }
-}
-
-// docs/wire-format.md W7 and W8.
-std::optional<wire::Reject> Endpoint::check_shape(const wire::Header& header,
-                                                  std::size_t payload_bytes) const {
-    const Shape& shape = settings_.shape;
-    const bool gather = header.stage() == wire::Stage::kGather;
-    if (!header.empty() && header.codec != settings_.codec) return wire::Reject::kType;
-    if (header.shard >= shape.ranks) return wire::Reject::kShape;
-    if (shape.owner(header.shard, header.seq) != (gather ? header.source : shape.self))
-        return wire::Reject::kOwner;
-    if (!gather && header.entry_us == wire::kNotEntered) return wire::Reject::kShape;
-    if (payload_bytes > wire::stated_payload_bytes(header)) return wire::Reject::kShape;
-    if ((header.flags & wire::kOver) && (gather || header.count != 0)) return wire::Reject::kShape;
-    if (header.count == 0)
-        return header.empty() && header.first == 0 ? std::nullopt : std::optional(wire::Reject::kShape);
-    if (header.empty() && !gather) return wire::Reject::kShape;
-
-    const std::uint32_t length = Layout{header.bucket_len, shape.ranks}.length(header.shard);
-    return codec::run_fits(header, length) ? std::nullopt : std::optional(wire::Reject::kShape);
 }
 
 // ---- progress and time ------------------------------------------------------------------------------------

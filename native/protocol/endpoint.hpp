@@ -66,7 +66,6 @@ private:
     void on_feedback(Time now, const wire::Header& header, std::span<const std::byte> report);
     void on_goodbye(Time now, const wire::Header& header, std::span<const std::byte> report);
     void on_data(Time now, const wire::Header& header, std::span<const std::byte> payload);
-    std::optional<wire::Reject> check_shape(const wire::Header& header, std::size_t payload_bytes) const;
     void note_entered(Time now, Rank rank, Seq entered);
     void spread_news();
 

@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/types.hpp"
 #include "codec/packet_limits.hpp"
 #include "protocol/arrivals.hpp"
 #include "protocol/op_counts.hpp"
 #include "protocol/pacing.hpp"
 #include "protocol/parcel.hpp"
-#include "protocol/types.hpp"
 #include "wire/header.hpp"
 
 namespace tailcut {

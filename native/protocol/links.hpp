@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/types.hpp"
 #include "protocol/arrivals.hpp"
 #include "protocol/multicast/audience.hpp"
 #include "protocol/multicast/group_path.hpp"
 #include "protocol/path.hpp"
 #include "protocol/settings.hpp"
-#include "protocol/types.hpp"
 
 namespace tailcut {
 

@@ -24,8 +24,7 @@ Op::Op(const OpContext& context, Seq seq, std::uint32_t bucket_len, const Coding
       sent_(shape_.ranks),
       steps_(shape_.ranks),
       gather_last_at_(shape_.ranks, -1),
-      ripe_at_(shape_.ranks, -1),
-      unripe_(shape_.ranks - 1u) {
+      last_parts_(shape_.ranks) {
     for (Rank shard = 0; shard < shape_.ranks; ++shard) total_granules_ += layout_.granules(shard);
 }
 
@@ -53,6 +52,7 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
     skip_above_ = terms.skip_above;
     entered_at_ = now;
     deadline_ = now + terms.bounds.deadline;
+    last_parts_.note(shape_.self, now);
     report_.ticket = ticket;
     if (!holds()) hold({});
     means_->enter(bucket, held_);
@@ -89,10 +89,7 @@ std::optional<wire::Reject> Op::gather(Time now, const wire::Header& header,
     if (answered_[shard].any(first, last)) return wire::Reject::kDuplicate;
     non_finite_ |= (header.flags & wire::kNonFinite) != 0;
     gather_last_at_[header.source] = now;
-    if (header.flags & wire::kLastPart && ripe_at_[header.source] < 0) {
-        ripe_at_[header.source] = now;
-        --unripe_;
-    }
+    if (header.flags & wire::kLastPart) last_parts_.note(header.source, now);
     if (!header.empty()) {
         report_.traffic.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
         last = first + wire::delivered_granules(header, payload.size());
@@ -119,9 +116,7 @@ void Op::owner_left(Rank owner) {
     const std::uint32_t granules = layout_.granules(shard);
     answered_count_ += granules - answered_[shard].count(0, granules);
     answered_[shard].set(0, granules);
-    if (ripe_at_[owner] >= 0) return;
-    ripe_at_[owner] = entered_at_;
-    --unripe_;
+    last_parts_.note(owner, entered_at_);
 }
 
 void Op::evict(Time now) {
@@ -136,24 +131,18 @@ void Op::reduce_more(bool non_finite) {
     owned_->reduce_more();
 }
 
-// When the own shard was reduced and the last parts of all means had come, those of silent owners left out.
+// When the own shard was reduced and the last parts of all means had come, except those of silent owners.
 Time Op::gathered_at() const {
-    if (unripe_ > context_.roster.silent_count() || !owned_->reduced()) return kNever;
-    Time at = std::max(entered_at_, owned_->closed_at());
-    for (Rank owner = 0; owner < shape_.ranks; ++owner) {
-        if (owner == shape_.self) continue;
-        if (ripe_at_[owner] < 0 && !context_.roster.silent(owner)) return kNever;
-        at = std::max(at, ripe_at_[owner]);
-    }
-    return at;
+    const Time last_parts = owned_->reduced() ? last_parts_.all_at(context_.roster) : kNever;
+    return last_parts == kNever ? kNever : std::max(last_parts, owned_->closed_at());
 }
 
-OwnedShard::Close Op::end_at() const {
+StageEnd Op::end_at() const {
     if (!entered_ || ended_) return {};
-    OwnedShard::Close end{deadline_, Ending::kDeadline};
+    StageEnd end{deadline_, Ending::kDeadline};
     // Who hears nobody, not even answers, is cut off: the others do not wait for it, nor it for them.
     const bool deaf = context_.roster.heard_at() < entered_at_;
-    const Time majority = deaf ? entered_at_ : owned_->majority_entered_at();
+    const Time majority = deaf ? entered_at_ : owned_->clock().majority_entered_at();
     const Duration grace = std::max(bounds_.gather_grace, context_.roster.repeat_time());
     if (majority >= 0) {  // a rank that is late finds what there is, in a round trip or two
         const Duration fetch = std::max(bounds_.gather_grace, context_.roster.repeat_time() / 4);
@@ -339,7 +328,7 @@ void Op::fill_report(Time now, Status status, Ending ending) {
     report_.energies += owned_->energies();
     report_.energies += means_->energies();
     report_.scatter.ended_by = owned_->ending();
-    report_.scatter.began = since_entry(owned_->majority_entered_at());
+    report_.scatter.began = since_entry(owned_->clock().majority_entered_at());
     report_.scatter.ended = owned_->closed_at() - entered_at_;
     report_.gather.ended_by = ending;
     report_.gather.began = std::max<Duration>(0, *report_.scatter.ended);
@@ -364,12 +353,12 @@ void Op::fill_links() {
     };
     for (Rank rank = 0; rank < shape_.ranks; ++rank) {
         LinkReport link;
-        link.entered = since_entry(owned_->entered_at()[rank]);
+        link.entered = since_entry(owned_->clock().entered_at(rank));
         link.silent = context_.roster.silent(rank);
         link.abstained = owned_->abstained(rank);
         link.scatter.coords = layout_.length(own_shard());
         link.scatter.missing = missing(own_shard(), owned_->delivered(rank));
-        link.scatter.last = since_entry(owned_->last_at()[rank]);
+        link.scatter.last = since_entry(owned_->clock().last_at(rank));
         const Rank shard = shape_.shard_of(rank, seq_);
         const bool own = rank == shape_.self;
         link.gather.coords = layout_.length(shard);

@@ -8,9 +8,11 @@
 #include <span>
 #include <vector>
 
+#include "protocol/layout.hpp"
 #include "protocol/owned_shard.hpp"
+#include "protocol/ownership.hpp"
 #include "protocol/report.hpp"
-#include "protocol/types.hpp"
+#include "protocol/terms.hpp"
 #include "wire/header.hpp"
 
 namespace tailcut {
@@ -55,8 +57,8 @@ public:
     std::uint32_t own_final() const { return owned_ ? owned_->final_granules() : 0; }
     bool complete() const { return entered_ && !ended_ && answered_count_ + own_final() == total_granules_; }
     // `bounds` are those of an op that the local rank has not entered.
-    OwnedShard::Close close_at(const Bounds& bounds) const {
-        return owned_ ? owned_->close_at(entered_ ? bounds_ : bounds) : OwnedShard::Close{};
+    StageEnd close_at(const Bounds& bounds) const {
+        return owned_ ? owned_->close_at(entered_ ? bounds_ : bounds) : StageEnd{};
     }
     // `skip_above`: of an op that the local rank has not entered.
     void close(Time now, Ending ending, float skip_above) {
@@ -67,7 +69,7 @@ public:
     bool closed() const { return owned_ && owned_->closed(); }
     // When it would have closed without all of them; `bounds` as in close_at().
     Time close_due_at(const Bounds& bounds) const {
-        return owned_->majority_entered_at() + (entered_ ? bounds_ : bounds).scatter;
+        return owned_->clock().majority_entered_at() + (entered_ ? bounds_ : bounds).scatter;
     }
     // For a mean that is shared beyond the group: what is reduced, and that some of it may have become final.
     Reduction& reduction() { return owned_->values(); }
@@ -75,7 +77,7 @@ public:
     bool reduced() const { return !owned_ || owned_->reduced(); }
     bool non_finite() const { return non_finite_ || (owned_ && owned_->non_finite()); }
     // When the clock ends it for the local rank, and by which rule.
-    OwnedShard::Close end_at() const;
+    StageEnd end_at() const;
 
     // Ends the op for the caller, whose shard is closed: what did not come is zero. The bucket is not touched afterwards.
     // `awaited`: some of the own mean that was sent may have to be sent again.
@@ -152,8 +154,7 @@ private:
     std::vector<GranuleSet> held_;      // by shard: granules that came with a mean
     std::uint32_t answered_count_ = 0;
     std::vector<Time> gather_last_at_;  // by owner: the latest packet of its mean; -1: none yet
-    std::vector<Time> ripe_at_;         // by owner: the last part of its mean came; -1: not yet
-    std::uint32_t unripe_;              // owners whose has not, the local rank left out
+    LastParts last_parts_;              // of the means
 
     bool non_finite_ = false;
     bool scanned_ = false;  // the whole bucket has been searched for Inf and NaN

@@ -12,8 +12,9 @@
 #include "protocol/destination.hpp"
 #include "protocol/memory.hpp"
 #include "protocol/multicast/audience.hpp"
+#include "protocol/ownership.hpp"
 #include "protocol/roster.hpp"
-#include "protocol/types.hpp"
+#include "protocol/terms.hpp"
 #include "wire/header.hpp"
 
 namespace tailcut {

@@ -417,14 +417,14 @@ void Ops::advance(Time now) {
             Slot& slot = at->second;
             for (auto& op : slot.variants) {
                 if (const auto close = op->close_at(bounds_of(*op)); close.at <= now) {
-                    op->close(now, close.ending, terms_.skip_above);
+                    op->close(now, close.by, terms_.skip_above);
                     news_ = true;
                     end_if_complete(now, slot, *op);
                 }
                 if (const auto ending = op->end_at(); ending.at <= now) {
                     const auto verdict = slot.ballot.judge(op->layout().bucket_len, true);
                     const bool refused = verdict == Ballot::Verdict::kRefused;
-                    end(now, slot, *op, refused ? Status::kLengthMismatch : Status::kPartial, ending.ending);
+                    end(now, slot, *op, refused ? Status::kLengthMismatch : Status::kPartial, ending.by);
                 }
             }
         }

@@ -17,10 +17,7 @@ OwnedShard::OwnedShard(const OpContext& context, std::uint32_t granules, std::un
       ended_(shape_.ranks),
       left_(shape_.ranks),
       abstains_(shape_.ranks),
-      entered_at_(shape_.ranks, -1),
-      last_at_(shape_.ranks, -1),
-      ripe_at_(shape_.ranks, -1),
-      unripe_(shape_.ranks),
+      clock_(shape_.ranks),
       covered_(context.audience.present),
       cursors_(shape_.ranks + 1u) {}
 
@@ -31,7 +28,7 @@ void OwnedShard::enter(Time now, float* bucket_shard, bool contributing, const C
     values_->enter(bucket_shard, gather);
     if (closed()) return;
     note_entry(shape_.self, now);
-    ripen(shape_.self, now);
+    clock_.note_last_part(shape_.self, now);
     if (!contributing) return abstain(shape_.self, now);
     arrived_[shape_.self].set(0, granules_);
     for (auto& ranks : decided_) ++ranks;
@@ -48,7 +45,7 @@ void OwnedShard::hand_back(bool awaited) {
 void OwnedShard::abstain(Rank rank, Time now) {
     if (closed() || abstains_[rank]) return;
     abstains_[rank] = true;
-    ripen(rank, now);
+    clock_.note_last_part(rank, now);
     for (std::uint32_t g = 0; g < granules_; ++g) decided_[g] += !arrived_[rank].test(g);
     reduce_complete(0, granules_, now);
 }
@@ -94,50 +91,14 @@ std::optional<wire::Reject> OwnedShard::contribute(const wire::Header& header, s
     if (closed() || abstains_[from]) return wire::Reject::kLate;
     if (arrived_[from].any(first, last)) return wire::Reject::kDuplicate;
     arrived_[from].set(first, last);
-    last_at_[from] = now;
-    if (header.flags & wire::kLastPart) ripen(from, now);
+    clock_.note_packet(from, now);
+    if (header.flags & wire::kLastPart) clock_.note_last_part(from, now);
     if (first == last) return std::nullopt;  // trimmed to nothing
     for (std::uint32_t g = first; g < last; ++g) ++decided_[g];
     values_->offer(header, first, last, payload);
     reduce_complete(first, last, now);
     values_->save();
     return std::nullopt;
-}
-
-void OwnedShard::note_entry(Rank rank, Time entered_at) {
-    if (entered_at_[rank] >= 0) return;
-    entered_at_[rank] = entered_at;
-    entries_.insert(std::upper_bound(entries_.begin(), entries_.end(), entered_at), entered_at);
-}
-
-void OwnedShard::ripen(Rank rank, Time now) {
-    if (ripe_at_[rank] >= 0) return;
-    ripe_at_[rank] = now;
-    --unripe_;
-}
-
-// When the last parts of all ranks had come but for the silent ones.
-Time OwnedShard::ripe_at() const {
-    if (unripe_ > context_.roster.silent_count() || unripe_ == shape_.ranks) return kNever;
-    Time at = 0;
-    for (Rank rank = 0; rank < shape_.ranks; ++rank) {
-        if (ripe_at_[rank] < 0 && !context_.roster.silent(rank)) return kNever;
-        at = std::max(at, ripe_at_[rank]);
-    }
-    return at;
-}
-
-// Rule 1: the clock is started by the majority, because one started by the fastest rank would throw the others
-// away; the first arrival only caps it.
-OwnedShard::Close OwnedShard::close_at(const Bounds& bounds) const {
-    if (closed() || entries_.empty()) return {};
-    Close close{entries_.front() + bounds.scatter_cap, Ending::kBound};
-    if (entries_.size() >= majority())
-        close.at = std::min(close.at, entries_[majority() - 1] + bounds.scatter);
-    const Duration grace = std::max(bounds.scatter_grace, context_.roster.repeat_time());
-    const Time ripe = ripe_at();
-    if (ripe != kNever && ripe + grace < close.at) close = {ripe + grace, Ending::kGrace};
-    return close;
 }
 
 // What is missing of the mean, as a share of its energy: of m among n independent contributions n/m - 1, of none all.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "protocol/report.hpp"
+#include "protocol/stage_clocks.hpp"
 #include "protocol/values.hpp"
 
 namespace tailcut {
@@ -29,14 +30,11 @@ public:
     void peer_left(Rank rank, Time now);
     std::optional<wire::Reject> contribute(const wire::Header& header, std::uint32_t first,
                                            std::uint32_t last, std::span<const std::byte> payload, Time now);
-    void note_entry(Rank rank, Time entered_at);
+    void note_entry(Rank rank, Time entered_at) { clock_.note_entry(rank, entered_at); }
 
-    // When the clock closes it, and by which rule.
-    struct Close {
-        Time at = kNever;
-        Ending ending = Ending::kBound;
-    };
-    Close close_at(const Bounds& bounds) const;
+    StageEnd close_at(const Bounds& bounds) const {
+        return closed() ? StageEnd{} : clock_.end_at(bounds, context_.roster);
+    }
     // Reduce what has arrived; nothing, if so much is missing that the mean would err by more than this share of its energy.
     void close(Time now, Ending ending, float skip_above = 0);
 
@@ -50,9 +48,7 @@ public:
     void give_up();
     Reduction& values() { return *values_; }
     Ending ending() const { return ending_; }
-    Time majority_entered_at() const { return entries_.size() < majority() ? -1 : entries_[majority() - 1]; }
-    const std::vector<Time>& entered_at() const { return entered_at_; }
-    const std::vector<Time>& last_at() const { return last_at_; }
+    const ScatterClock& clock() const { return clock_; }
     std::uint32_t final_granules() const { return final_granules_; }
     bool non_finite() const { return non_finite_; }
     const Energies& energies() const { return values_->energies(); }
@@ -97,9 +93,6 @@ private:
     void take_fresh();
     void append(Run run);
     std::optional<Run> unsent(Destination to) const;
-    void ripen(Rank rank, Time now);  // nothing of note is to come from it
-    Time ripe_at() const;
-    std::size_t majority() const { return (shape_.ranks + 1u) / 2u; }
     bool covers(Destination to) const {
         const int index = to.is_everybody() ? -1 : context_.audience.index(to.rank());
         return index >= 0 && covered_[static_cast<std::size_t>(index)];
@@ -117,11 +110,7 @@ private:
     GranuleSet final_;                    // granules whose mean is computed
     std::vector<bool> ended_, left_;      // by rank
     std::vector<bool> abstains_;          // by rank
-    std::vector<Time> entered_at_;        // by rank; -1: not known
-    std::vector<Time> entries_;           // the same, ascending
-    std::vector<Time> last_at_;           // by rank: its latest packet; -1: none yet
-    std::vector<Time> ripe_at_;           // by rank: its last part came; -1: not yet
-    std::uint32_t unripe_;                // ranks that have not
+    ScatterClock clock_;
     std::uint32_t complete_granules_ = 0, final_granules_ = 0;
     Time closed_at_ = 0;
     Ending ending_ = Ending::kAll;

@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-#include "protocol/types.hpp"
+#include "base/types.hpp"
 
 namespace tailcut {
 

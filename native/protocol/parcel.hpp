@@ -6,7 +6,7 @@
 #include <set>
 #include <tuple>
 
-#include "protocol/types.hpp"
+#include "base/types.hpp"
 #include "wire/header.hpp"
 
 namespace tailcut {

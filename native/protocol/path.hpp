@@ -9,10 +9,10 @@
 #include <cstdint>
 #include <span>
 
+#include "base/types.hpp"
 #include "protocol/flight.hpp"
 #include "protocol/pacing.hpp"
 #include "protocol/parcel.hpp"
-#include "protocol/types.hpp"
 #include "wire/header.hpp"
 
 namespace tailcut {

@@ -9,8 +9,8 @@
 #include "protocol/energies.hpp"
 #include "protocol/fields.hpp"
 #include "protocol/granules.hpp"
+#include "protocol/terms.hpp"
 #include "protocol/traffic.hpp"
-#include "protocol/types.hpp"
 #include "wire/header.hpp"
 
 namespace tailcut {

@@ -5,7 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "protocol/types.hpp"
+#include "protocol/ownership.hpp"
+#include "protocol/terms.hpp"
 
 namespace tailcut {
 

@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "protocol/flight.hpp"
-#include "protocol/types.hpp"
+#include "protocol/ownership.hpp"
+#include "protocol/terms.hpp"
 #include "wire/header.hpp"
 
 namespace tailcut {

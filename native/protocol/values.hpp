@@ -14,10 +14,11 @@
 #include "codec/send_order.hpp"
 #include "protocol/energies.hpp"
 #include "protocol/granules.hpp"
+#include "protocol/layout.hpp"
 #include "protocol/memory.hpp"
 #include "protocol/op_context.hpp"
 #include "protocol/outgoing.hpp"
-#include "protocol/types.hpp"
+#include "protocol/terms.hpp"
 #include "wire/header.hpp"
 
 namespace tailcut {

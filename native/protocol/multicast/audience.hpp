@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/types.hpp"
 #include "protocol/arrivals.hpp"
-#include "protocol/types.hpp"
 
 namespace tailcut {
 

@@ -1,0 +1,40 @@
+#include "protocol/packet_checks.hpp"
+
+#include "codec/blocks.hpp"
+#include "protocol/arrivals.hpp"
+#include "protocol/layout.hpp"
+
+namespace tailcut {
+
+std::optional<wire::Reject> check_sender(const Settings& settings, const wire::Header& header,
+                                         std::size_t payload_bytes) {
+    if (header.group_tag != settings.group_tag) return wire::Reject::kGroup;
+    if (header.source >= settings.shape.ranks || header.source == settings.shape.self)
+        return wire::Reject::kSource;
+    if (header.epoch != 0 || header.incarnation != 0) return wire::Reject::kEpoch;  // there is no second yet
+    if (header.type == wire::Type::kData) return std::nullopt;
+    const bool report_ok =
+        payload_bytes <= sizeof(Arrivals::Report) && payload_bytes % sizeof(std::uint64_t) == 0;
+    return report_ok ? std::nullopt : std::optional(wire::Reject::kShape);
+}
+
+std::optional<wire::Reject> check_data(const Settings& settings, const wire::Header& header,
+                                       std::size_t payload_bytes) {
+    const Shape& shape = settings.shape;
+    const bool gather = header.stage() == wire::Stage::kGather;
+    if (!header.empty() && header.codec != settings.codec) return wire::Reject::kType;
+    if (header.shard >= shape.ranks) return wire::Reject::kShape;
+    if (shape.owner(header.shard, header.seq) != (gather ? header.source : shape.self))
+        return wire::Reject::kOwner;
+    if (!gather && header.entry_us == wire::kNotEntered) return wire::Reject::kShape;
+    if (payload_bytes > wire::stated_payload_bytes(header)) return wire::Reject::kShape;
+    if ((header.flags & wire::kOver) && (gather || header.count != 0)) return wire::Reject::kShape;
+    if (header.count == 0)
+        return header.empty() && header.first == 0 ? std::nullopt : std::optional(wire::Reject::kShape);
+    if (header.empty() && !gather) return wire::Reject::kShape;
+
+    const std::uint32_t length = Layout{header.bucket_len, shape.ranks}.length(header.shard);
+    return codec::run_fits(header, length) ? std::nullopt : std::optional(wire::Reject::kShape);
+}
+
+}  // namespace tailcut
