@@ -225,8 +225,8 @@ def _check_contributions(
                 if (before <= used[rank]).all() and (used[rank] <= came).all():
                     came = used[rank]
             masks.append(came)
-        if end > begin and not _others_apply(scenario, op, owner, native, deliveries):
-            # Each granule was final before the others were gone, with what had come, or is nobody's.
+        if end > begin and not _others_apply(simulation, op, owner, native, deliveries):
+            # Each granule has what had come, or is nobody's.
             for g in range(granules):
                 users = [u[g] for u in used]
                 assert not any(users) or users == [m[g] for m in masks], f"op {op} owner {owner}: granule {g}"
@@ -239,18 +239,17 @@ def _check_contributions(
     return means
 
 
-def _others_apply(scenario: Scenario, op: int, owner: int, native, deliveries: Deliveries) -> bool:
-    """Whether anybody but the owner, when it closed its shard, might still apply its mean: has not ended the op and
-    is not silent. Who has left does not count, unless all the others have."""
-    seq = scenario.first_seq + op
-    others = [
-        rank
+def _others_apply(simulation: Simulation, op: int, owner: int, native, deliveries: Deliveries) -> bool:
+    """Whether anybody but the owner must be thought, when it closed its shard, to apply its mean: one that
+    had not ended the op, was not silent, and cannot have been known to have left."""
+    scenario, closed_at = simulation.scenario, native.scatter_closed_at
+    return any(
+        not deliveries.told_over(scenario.first_seq + op, rank, owner, closed_at)
+        and not native.silent[rank]
+        and op < scenario.ops_by_rank.get(rank, scenario.ops)
+        and closed_at <= simulation.native.closed_at_ns[rank]
         for rank in range(scenario.ranks)
-        if rank != owner and op < scenario.ops_by_rank.get(rank, scenario.ops)
-    ]
-    return not others or any(
-        not native.silent[rank] and not deliveries.told_over(seq, rank, owner, native.scatter_closed_at)
-        for rank in others
+        if rank != owner
     )
 
 

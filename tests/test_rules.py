@@ -295,17 +295,15 @@ def test_rule_4_a_granule_that_nobody_delivered_travels_as_empty_and_is_zero() -
 
 
 def alone_in_an_op(gone: dict) -> tuple[Report, np.ndarray]:
-    """Rank 2 of 3 is gone; rank 1 ends the last op without having heard of rank 0, and tells it so when rank 0 can still
-    do without its contribution. What rank 0 says, and its result in its own shard."""
+    """Rank 2 of 3 is gone. Rank 1 ends the last op without having heard of rank 0, and tells it so while its
+    SCATTER is open. What rank 0 reports, and its result in its own shard."""
     ops, length = 5, 3000
     compute_s = [[0.0] * 3] * (ops - 1) + [[0.08, 1e-3, 0.0]]
     before = simulate(Scenario(ranks=3, length=length, ops=ops - 1, **gone))
     began_s = max(r.finished_at for r in before.native.reports[1]) / 1e9
     cut = Partition(began_s + 5e-4, began_s + 0.11, (0,))
     simulation = simulate(
-        Scenario(
-            ranks=3, length=length, ops=ops, compute_s=compute_s, partitions=[cut], record=True, **gone
-        )
+        Scenario(ranks=3, length=length, ops=ops, compute_s=compute_s, partitions=[cut], record=True, **gone)
     )
     oracle.check(simulation)
     assert simulation.reports(1)[-1].gather_lost[0] == 1
