@@ -155,10 +155,9 @@ class Deliveries:
                 arrived[first:last] = not empty
         return arrived
 
-    def void_at(self, seq: int, owner: int, ranks: int) -> int | None:
-        """When the last of the others told the owner that it had ended the op."""
-        times = [self._over.get((seq, rank, owner)) for rank in range(ranks) if rank != owner]
-        return None if None in times or not times else max(time for time in times if time is not None)
+    def told_over(self, seq: int, source: int, destination: int, until_ns: int) -> bool:
+        """Whether the source had told that it had ended the op."""
+        return self._over.get((seq, source, destination), until_ns + 1) <= until_ns
 
 
 def check(simulation: Simulation) -> None:
@@ -226,8 +225,8 @@ def _check_contributions(
                 if (before <= used[rank]).all() and (used[rank] <= came).all():
                     came = used[rank]
             masks.append(came)
-        if end > begin and deliveries.void_at(seq, owner, scenario.ranks) == native.scatter_closed_at:
-            # The others had all ended: each granule was final by then, with what had come, or is nobody's.
+        if end > begin and not _others_apply(simulation, op, owner, native, deliveries):
+            # Each granule has what had come, or is nobody's.
             for g in range(granules):
                 users = [u[g] for u in used]
                 assert not any(users) or users == [m[g] for m in masks], f"op {op} owner {owner}: granule {g}"
@@ -238,6 +237,20 @@ def _check_contributions(
         values = VALUES[scenario.codec](scenario, seq, native.own_shard, end - begin)
         means[owner] = values.mean([bucket[begin:end] for bucket in simulation.inputs[op]], masks)
     return means
+
+
+def _others_apply(simulation: Simulation, op: int, owner: int, native, deliveries: Deliveries) -> bool:
+    """Whether anybody but the owner must be thought, when it closed its shard, to apply its mean: one that
+    had not ended the op, was not silent, and cannot have been known to have left."""
+    scenario, closed_at = simulation.scenario, native.scatter_closed_at
+    return any(
+        not deliveries.told_over(scenario.first_seq + op, rank, owner, closed_at)
+        and not native.silent[rank]
+        and op < scenario.ops_by_rank.get(rank, scenario.ops)
+        and closed_at <= simulation.native.closed_at_ns[rank]
+        for rank in range(scenario.ranks)
+        if rank != owner
+    )
 
 
 def check_deadlines(simulation: Simulation) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tailcut import ConfigError, Freeze, Partition, Report, Scenario, _native, simulate
 from tailcut.network import RateChange
+from tailcut.policy.deadline import fixed, to_native
 from tests import oracle
 
 DEADLINE_S = 0.1
@@ -77,6 +78,28 @@ def test_rule_1_senders_do_not_overrun_the_pool_of_a_rank_that_is_behind() -> No
         assert [result(simulation, op, rank) for op in range(8)] == [
             mean_of(simulation, op, range(3)) for op in range(8)
         ]
+
+
+class ShortGrace:
+    """Fixed bounds, and a tenth of the deadline after the last packets."""
+
+    def terms(self, length: int) -> _native.Terms:
+        bounds = fixed(DEADLINE_S)._replace(scatter_grace_s=DEADLINE_S / 10, gather_grace_s=DEADLINE_S / 10)
+        return _native.Terms(to_native(bounds), 16)
+
+    def after(self, report: Report, now_s: float) -> None: ...
+
+
+def test_rule_1_a_last_packet_that_was_trimmed_to_nothing_is_not_waited_for() -> None:
+    """Raw packets of which less than a granule is left still say that all has been sent."""
+    simulation = simulate(
+        Scenario(ranks=3, length=3000, trim=1.0, trim_to_bytes=_native.HEADER_BYTES + 100),
+        policies=[ShortGrace()] * 3,
+    )
+    for rank in range(3):
+        (report,) = simulation.reports(rank)
+        assert report.scatter_ended_by == report.gather_ended_by == "grace"
+        assert report.elapsed_s < SCATTER_S
 
 
 # ---- rule 2: owner duty does not wait for the owner's own gradient -----------------------------------------
@@ -269,6 +292,33 @@ def test_rule_4_a_granule_that_nobody_delivered_travels_as_empty_and_is_zero() -
         oracle.check(simulation)
         empty += simulation.reports(1)[0].gather_empty[0]
     assert empty > 0
+
+
+def alone_in_an_op(gone: dict) -> tuple[Report, np.ndarray]:
+    """Rank 2 of 3 is gone. Rank 1 ends the last op without having heard of rank 0, and tells it so while its
+    SCATTER is open. What rank 0 reports, and its result in its own shard."""
+    ops, length = 5, 3000
+    compute_s = [[0.0] * 3] * (ops - 1) + [[0.08, 1e-3, 0.0]]
+    before = simulate(Scenario(ranks=3, length=length, ops=ops - 1, **gone))
+    began_s = max(r.finished_at for r in before.native.reports[1]) / 1e9
+    cut = Partition(began_s + 5e-4, began_s + 0.11, (0,))
+    simulation = simulate(
+        Scenario(ranks=3, length=length, ops=ops, compute_s=compute_s, partitions=[cut], record=True, **gone)
+    )
+    oracle.check(simulation)
+    assert simulation.reports(1)[-1].gather_lost[0] == 1
+    native = simulation.native.reports[0][-1]
+    begin, end = _native.shard_range(length, 3, native.own_shard)
+    return simulation.reports(0)[-1], simulation.results[-1][0][begin:end]
+
+
+@pytest.mark.parametrize(
+    "gone", [{"ops_by_rank": {2: 1}}, {"freezes": [Freeze(2, 0.0, None)]}], ids=["left", "silent"]
+)
+def test_rule_4_the_owner_alone_is_no_mean_when_others_have_left_or_died(gone: dict) -> None:
+    report, own = alone_in_an_op(gone)
+    assert report.gather_empty[0] == 1
+    assert not own.any()
 
 
 # ---- rule 5: one arithmetic --------------------------------------------------------------------------------

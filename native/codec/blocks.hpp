@@ -9,7 +9,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "protocol/types.hpp"
+#include "base/types.hpp"
 
 namespace tailcut::codec {
 

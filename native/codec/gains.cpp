@@ -4,8 +4,8 @@
 #include <bit>
 #include <cmath>
 
+#include "base/types.hpp"
 #include "codec/planes_kernels.hpp"
-#include "protocol/types.hpp"
 
 namespace tailcut::codec {
 namespace {

@@ -25,9 +25,9 @@
 #include <cstdint>
 #include <span>
 
+#include "base/types.hpp"
 #include "codec/gains.hpp"
 #include "codec/scale.hpp"
-#include "protocol/types.hpp"
 
 namespace tailcut::codec {
 

@@ -5,7 +5,7 @@
 
 #include <immintrin.h>
 
-#include "protocol/types.hpp"
+#include "base/types.hpp"
 
 #define TAILCUT_AVX2 [[gnu::target("avx2,fma")]]
 #define TAILCUT_AVX2_INLINE [[gnu::target("avx2,fma"), gnu::always_inline]] inline

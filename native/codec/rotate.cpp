@@ -3,9 +3,9 @@
 #include <array>
 #include <cmath>
 
+#include "base/types.hpp"
 #include "codec/dispatch.hpp"
 #include "codec/rotate_kernels.hpp"
-#include "protocol/types.hpp"
 
 namespace tailcut::codec {
 namespace {

@@ -18,7 +18,7 @@ struct Datagram {
 };
 
 struct Host {
-    std::unique_ptr<Grid> grid;
+    std::unique_ptr<Core> core;
     Seq entered = 0, finished = 0;  // ops of the program
     bool entering = false, leaving = false, closed = false;
     Time last_entry = 0, enter_at = 0, timer_at = kNever, linger_until = kNever;
@@ -79,7 +79,7 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
     settings.pool_bytes = spec.pool_bytes;
     settings.rows = spec.rows;
     settings.window_bytes =
-        credit_window_bytes(spec.socket_buffer_bytes, Grid::senders(spec.ranks, spec.rows));
+        credit_window_bytes(spec.socket_buffer_bytes, senders_to_one(spec.ranks, spec.rows));
     settings.codec = spec.codec;
     settings.resend = spec.resend;
     settings.first_seq = spec.first_seq;
@@ -91,7 +91,7 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
         settings.shape.self = rank;
         settings.terms = fixed_terms(rank);
         settings.multicast = {members_of(rank), peers[rank]};
-        hosts_[rank].grid = std::make_unique<Grid>(settings, peers);
+        hosts_[rank].core = make_core(settings, peers);
     }
     result_.reports.resize(spec.ranks);
     result_.closed_at.assign(spec.ranks, kNever);
@@ -122,7 +122,7 @@ SimResult Sim::run() {
     result_.ended_at = now();
     result_.events = network_.events();
     result_.network = network_.counters();
-    for (const Host& host : hosts_) result_.counters.push_back(host.grid->counters());
+    for (const Host& host : hosts_) result_.counters.push_back(host.core->counters());
     return std::move(result_);
 }
 
@@ -145,7 +145,7 @@ void Sim::on_alarm(const sim::Happening& alarm) {
         host.timer_at = kNever;
     }
     if (host.entering && now() >= host.enter_at) enter(rank);
-    host.grid->advance(now());
+    host.core->advance(now());
     pump(rank);
 }
 
@@ -171,7 +171,7 @@ void Sim::deliver(const sim::Packet& packet) {
 
 void Sim::hand_over(const sim::Packet& packet) {
     network_.count(SimFate::kDelivered);
-    hosts_[packet.destination].grid->receive(now(), bytes_of(packet));
+    hosts_[packet.destination].core->receive(now(), bytes_of(packet));
     end(packet, SimFate::kDelivered);
 }
 
@@ -185,7 +185,7 @@ void Sim::plan_entry(Rank rank) {
         if (host.finished < op) return;
         host.leaving = true;
         host.linger_until = now() + spec_.linger;
-        host.grid->say_goodbye();
+        host.core->say_goodbye();
         network_.alarm(now(), rank, kWake);  // a rank without ops has no other occasion to say it
         network_.alarm(host.linger_until, rank, kWake);
         return;
@@ -202,13 +202,13 @@ void Sim::plan_entry(Rank rank) {
 
 void Sim::enter(Rank rank) {
     Host& host = hosts_[rank];
-    if (!spec_.resync_before.empty() && spec_.resync_before[rank] == host.entered) host.grid->resynced();
+    if (!spec_.resync_before.empty() && spec_.resync_before[rank] == host.entered) host.core->resynced();
     host.entering = false;
     host.last_entry = now();
     const Seq op = host.entered++;
     const std::span<float> bucket = buckets_[op][rank];
     const auto length = static_cast<std::uint32_t>(bucket.size());
-    host.grid->submit(now(), op, bucket,
+    host.core->submit(now(), op, bucket,
                       spec_.decide ? spec_.decide(rank, now(), length) : fixed_terms(rank));
 }
 
@@ -217,24 +217,24 @@ void Sim::pump(Rank rank) {
     Host& host = hosts_[rank];
     for (;;) {
         Outgoing out;
-        while (host.grid->transmit(now(), out)) send(rank, out);
-        auto& reports = host.grid->reports();
+        while (host.core->transmit(now(), out)) send(rank, out);
+        auto& reports = host.core->reports();
         for (OpReport& report : reports) take_report(rank, std::move(report));
         reports.clear();
         plan_entry(rank);
-        if (!host.leaving || !host.grid->transmit(now(), out)) break;
+        if (!host.leaving || !host.core->transmit(now(), out)) break;
         send(rank, out);
     }
-    if (host.leaving && (host.grid->drained() || now() >= host.linger_until)) {
+    if (host.leaving && (host.core->drained() || now() >= host.linger_until)) {
         Outgoing out;
-        host.grid->leave();
-        while (host.grid->transmit(now(), out)) send(rank, out);
+        host.core->leave();
+        while (host.core->transmit(now(), out)) send(rank, out);
         host.closed = true;
         result_.closed_at[rank] = now();
         --open_hosts_;
         return;
     }
-    const Time next = std::max(now(), host.grid->next_timer());
+    const Time next = std::max(now(), host.core->next_timer());
     if (next < host.timer_at) {
         host.timer_at = next;
         network_.alarm(next, rank, kTimer);

@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "protocol/grid.hpp"
+#include "protocol/core.hpp"
 #include "sim/host_freezes.hpp"
 #include "sim/network.hpp"
 

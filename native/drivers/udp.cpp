@@ -54,7 +54,7 @@ UdpLane::~UdpLane() {
 void UdpLane::abandon() {
     // The engine exists in the parent only: here it may hold the lock for ever, and have left its data half-way.
     (void)engine_.release();
-    (void)grid_.release();
+    (void)core_.release();
     (void)shared_.release();
     (void)new std::vector<Outgoing>(std::move(batch_));
     socket_.close();
@@ -66,7 +66,7 @@ void UdpLane::start(const Settings& settings, const std::vector<PeerSettings>& p
                     std::vector<Address> addresses) {
     if (!settings.multicast.members.empty() && socket_.group_descriptor() < 0)
         throw std::logic_error("members, but no multicast group was joined");
-    grid_ = std::make_unique<Grid>(settings, peers);
+    core_ = make_core(settings, peers);
     addresses_ = std::move(addresses);
     ranks_ = addresses_.size();
     if (socket_.group_descriptor() >= 0) addresses_.push_back(socket_.group_address());
@@ -133,7 +133,7 @@ bool UdpLane::join(Duration timeout) {
     const std::lock_guard lock(shared_->mutex);
     if (engine_->joinable()) {
         engine_->join();
-        grid_.reset();
+        core_.reset();
         socket_.close();
         trimmed_.close();
         ::close(std::exchange(wake_descriptor_, -1));
@@ -178,28 +178,28 @@ void UdpLane::serve() {
     for (;;) {
         take_commands();
         bool busy = receive(kReceiveRoundBytes);
-        if (clock_now() >= grid_->next_timer()) {
+        if (clock_now() >= core_->next_timer()) {
             // After a freeze the socket is full of news: read it before concluding that nothing came.
             receive(socket_.most_waiting_bytes());
             while (receive_trimmed_packets() > 0) {
             }
-            grid_->advance(clock_now());
+            core_->advance(clock_now());
             busy = true;
         }
         if (!blocked_ || writable()) busy |= send();
         publish();
-        if (closing_ && (clock_now() >= linger_until_ || (grid_->in_flight() == 0 && grid_->drained())))
+        if (closing_ && (clock_now() >= linger_until_ || (core_->in_flight() == 0 && core_->drained())))
             break;
         idle_rounds = busy ? 0 : idle_rounds + 1;
         if (idle_rounds == 0) continue;
-        if (grid_->in_flight() > 0 && idle_rounds <= kYieldRounds)
+        if (core_->in_flight() > 0 && idle_rounds <= kYieldRounds)
             ::sched_yield();
         else
             sleep();
     }
-    grid_->abort(clock_now());
+    core_->abort(clock_now());
     send();
-    grid_->leave();
+    core_->leave();
     send();
     publish();
 }
@@ -212,13 +212,13 @@ void UdpLane::take_commands() {
         if (shared_->submissions.empty() && !shared_->close_changed) return;
         submissions.swap(shared_->submissions);
         linger = std::exchange(shared_->close_changed, false) ? shared_->close_linger : -1;
-        if (std::exchange(shared_->resynced, false)) grid_->resynced();
+        if (std::exchange(shared_->resynced, false)) core_->resynced();
     }
     const Time now = clock_now();
     for (const Submission& submission : submissions)
-        grid_->submit(now, submission.ticket, submission.bucket, submission.terms);
+        core_->submit(now, submission.ticket, submission.bucket, submission.terms);
     if (linger < 0) return;
-    if (!closing_) grid_->say_goodbye();
+    if (!closing_) core_->say_goodbye();
     closing_ = true;
     linger_until_ = std::min(linger_until_, now + linger);
 }
@@ -230,7 +230,7 @@ bool UdpLane::receive(std::size_t most_bytes) {
         const bool more = socket_.receive([&](std::span<const std::byte> datagram) {
             if (now == 0) now = clock_now();
             bytes += datagram.size() + kDatagramOverheadBytes;
-            grid_->receive(now, datagram);
+            core_->receive(now, datagram);
         });
         if (!more) break;
     }
@@ -239,7 +239,7 @@ bool UdpLane::receive(std::size_t most_bytes) {
 
 std::size_t UdpLane::receive_trimmed_packets() {
     const std::size_t packets = trimmed_.receive(
-        kTrimmedRound, [&](std::span<const std::byte> datagram) { grid_->receive(clock_now(), datagram); });
+        kTrimmedRound, [&](std::span<const std::byte> datagram) { core_->receive(clock_now(), datagram); });
     uncorrected_packets_ += packets;
     return packets;
 }
@@ -259,14 +259,14 @@ bool UdpLane::send() {
         batch_.clear();
         Outgoing out;
         while (batch_.size() < Socket::kBatchPackets && bytes < kSendRoundBytes &&
-               grid_->transmit(now, out)) {
+               core_->transmit(now, out)) {
             batch_.push_back(out);
             bytes += out.payload.size();
         }
         if (batch_.empty()) break;
         const bool segmented = socket_.segments();
         const std::size_t sent = socket_.send(batch_, addresses_);
-        for (std::size_t k = batch_.size(); k > sent; --k) grid_->retract(now, batch_[k - 1]);
+        for (std::size_t k = batch_.size(); k > sent; --k) core_->retract(now, batch_[k - 1]);
         any |= sent > 0;
         blocked_ = sent < batch_.size() && segmented == socket_.segments();
     }
@@ -275,29 +275,29 @@ bool UdpLane::send() {
 }
 
 void UdpLane::publish() {
-    if (grid_->reports().empty()) return;
+    if (core_->reports().empty()) return;
     {
         const std::lock_guard lock(shared_->mutex);
-        for (OpReport& report : grid_->reports()) {
+        for (OpReport& report : core_->reports()) {
             const Ticket ticket = report.ticket;
             shared_->reports.emplace(ticket, std::move(report));
         }
     }
-    grid_->reports().clear();
+    core_->reports().clear();
     shared_->reported.notify_all();
 }
 
 // Under the lock.
 void UdpLane::take_stats() {
     LaneStats& stats = shared_->stats;
-    stats.protocol = grid_->counters();
+    stats.protocol = core_->counters();
     stats.socket = socket_.counters();
     stats.uncorrected_packets = uncorrected_packets_;
-    stats.pool_used_bytes = grid_->pool_used_bytes();
-    stats.memory_bytes = grid_->memory_bytes();
-    stats.contributing = grid_->contributing();
+    stats.pool_used_bytes = core_->pool_used_bytes();
+    stats.memory_bytes = core_->memory_bytes();
+    stats.contributing = core_->contributing();
     stats.rtt.resize(ranks_);
-    for (Rank rank = 0; rank < ranks_; ++rank) stats.rtt[rank] = grid_->rtt(rank);
+    for (Rank rank = 0; rank < ranks_; ++rank) stats.rtt[rank] = core_->rtt(rank);
 }
 
 void UdpLane::sleep() {
@@ -311,7 +311,7 @@ void UdpLane::sleep() {
                       {wake_descriptor_, POLLIN, 0},
                       {socket_.group_descriptor(), POLLIN, 0},  // -1 is left out
                       {trimmed_.descriptor(), POLLIN, 0}};
-    const Time until = std::min(grid_->next_timer(), linger_until_);
+    const Time until = std::min(core_->next_timer(), linger_until_);
     timespec left{3600, 0};
     if (until != kNever) {
         const Duration wait = std::max<Duration>(0, until - clock_now());

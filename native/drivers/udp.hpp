@@ -15,7 +15,7 @@
 
 #include "drivers/socket.hpp"
 #include "drivers/trimmed.hpp"
-#include "protocol/grid.hpp"
+#include "protocol/core.hpp"
 
 namespace tailcut {
 
@@ -94,7 +94,7 @@ private:
     int wake_descriptor_ = -1;
 
     // the engine thread's own
-    std::unique_ptr<Grid> grid_;
+    std::unique_ptr<Core> core_;
     std::vector<Address> addresses_;  // by rank, then that of the multicast group, if it was joined
     std::size_t ranks_ = 0;
     std::vector<Outgoing> batch_;

@@ -95,7 +95,7 @@ void ElidedReduction::note(std::uint32_t first, std::uint32_t last, const std::v
     }
 }
 
-void ElidedMeans::finish(Rank own_shard, const std::vector<GranuleSet>& held) {
+void ElidedMeans::end(Rank own_shard, const std::vector<GranuleSet>& held) {
     for (Rank shard = 0; shard < layout_.ranks; ++shard)
         for (std::uint32_t g = 0, last; shard != own_shard && g < layout_.granules(shard); g = last) {
             last = held[shard].run_end(g, layout_.granules(shard));
@@ -103,32 +103,14 @@ void ElidedMeans::finish(Rank own_shard, const std::vector<GranuleSet>& held) {
         }
 }
 
-// Contributions without what coarse ones weigh less.
-void ElidedReduction::sum(const std::vector<GranuleSet>& arrived, std::span<float>,
-                          std::span<float> weights) {
-    if (layout_.length(shard_) == 0) return;
-    note(0, layout_.granules(shard_), arrived);
-    for (std::uint32_t g = 0; g < weights.size(); ++g)
-        weights[g] = static_cast<float>(std::count_if(arrived.begin(), arrived.end(),
-                                                      [&](const GranuleSet& set) { return set.test(g); }));
-}
-
-void ElidedRawReduction::enter(float*, const Coding&, std::span<const float> weights) {
-    for (std::uint32_t g = 0; g < weights.size(); ++g)
-        if (weights[g] > 0) weighty_[0].set(g, g + 1);
-}
-
-bool ElidedRawReduction::settle(std::uint32_t first, std::uint32_t last,
-                                const std::vector<GranuleSet>& contributed, std::vector<Run>& runs) {
-    const auto& arrived = context_.level == Level::kColumn ? weighty_ : contributed;
+void ElidedRawReduction::cut(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                             std::vector<Run>& runs) const {
     const bool without_coords = layout_.coords(shard_, first, last) == 0;
-    if (context_.level != Level::kRow) note(first, last, arrived);  // else in sum()
     for (std::uint32_t end; first < last; first = end) {
         bool empty = false;
         end = run_end(arrived, first, last, empty);
         runs.push_back({first, end, empty || without_coords});
     }
-    return false;
 }
 
 std::uint32_t ElidedRawReduction::packet(Rank peer, const Run& run, Outgoing& out) const {
@@ -147,7 +129,7 @@ ElidedPlanesReduction::ElidedPlanesReduction(const OpContext& context, Seq seq, 
       lengths_(layout.granules(shard_)) {
     const codec::SendOrder order = send_order();
     for (std::uint32_t k = 0; k < order.stripes(); ++k)
-        unsettled_.push_back(order.first_granule(k + 1) - order.first_granule(k));
+        open_.push_back(order.first_granule(k + 1) - order.first_granule(k));
     gains_.resize(order.stripes());
 }
 
@@ -157,9 +139,9 @@ codec::SendOrder ElidedPlanesReduction::send_order() const {
     return {layout_.length(shard_), context_.granules(context_.gather_limits, coding_)};
 }
 
-bool ElidedPlanesReduction::settle(std::uint32_t first, std::uint32_t last,
+bool ElidedPlanesReduction::reduce(std::uint32_t first, std::uint32_t last,
                                    const std::vector<GranuleSet>& arrived, std::vector<Run>& runs) {
-    if (unsettled_.empty()) {  // a shard without coordinates
+    if (open_.empty()) {  // a shard without coordinates
         runs.push_back({first, last, true});
         return false;
     }
@@ -167,9 +149,12 @@ bool ElidedPlanesReduction::settle(std::uint32_t first, std::uint32_t last,
     for (std::uint32_t g = first; g < last;) {
         const std::uint32_t index = order.stripe_of_granule(g);
         const std::uint32_t end = std::min(last, order.first_granule(index + 1));
-        unsettled_[index] -= end - g;
-        if (unsettled_[index] == 0) cut(order.stripe(index), arrived, runs);
+        open_[index] -= end - g;
         g = end;
+        if (open_[index] > 0) continue;
+        const codec::Stripe stripe = order.stripe(index);
+        note(stripe.first_granule(), stripe.last_granule(), arrived);
+        cut(stripe, arrived, needs_gains(stripe, arrived), runs);
     }
     return false;
 }
@@ -188,21 +173,24 @@ void ElidedPlanesReduction::note(std::uint32_t first, std::uint32_t last,
     energies_.mean_quantized += codec::nominal_noise(coding_.planes) * mean;
 }
 
+bool ElidedPlanesReduction::needs_gains(const codec::Stripe& stripe,
+                                        const std::vector<GranuleSet>& arrived) const {
+    return coding_.planes < codec::kMeasuredBits ||
+           !std::all_of(
+               stripe.blocks.begin(), stripe.blocks.end(),
+               [&](const codec::BlockSpan& block) { return even(arrived, block); });
+}
+
 // As PlanesReduction: packets in the order of sending, cut where nobody has delivered.
 void ElidedPlanesReduction::cut(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,
-                                std::vector<Run>& runs) {
+                                bool gains, std::vector<Run>& runs) {
     const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
-    if (context_.level != Level::kRow) note(first, last, arrived);  // else in sum()
     bool empty = false;
     if (run_end(arrived, first, last, empty) == last && empty) {
         runs.push_back({first, last, true});
         return;
     }
-    gains_[send_order().stripe_of_granule(first)] =
-        context_.level == Level::kRow || coding_.planes < codec::kMeasuredBits ||
-        !std::all_of(
-            stripe.blocks.begin(), stripe.blocks.end(),
-            [&](const codec::BlockSpan& block) { return even(arrived, block); });
+    gains_[send_order().stripe_of_granule(first)] = gains;
     for (const codec::PacketRun& whole : stripe.packets)
         for (std::uint32_t at = whole.first, end; at < whole.last; at = end) {
             end = run_end(arrived, at, whole.last, empty);

@@ -9,7 +9,7 @@
 
 namespace tailcut {
 
-class ElidedRawContributions final : public RawContributions {
+class ElidedRawContributions : public RawContributions {
 public:
     using RawContributions::RawContributions;
 
@@ -21,7 +21,8 @@ private:
 
 class ElidedPlanesContributions final : public Contributions {
 public:
-    ElidedPlanesContributions(const OpContext& context, Seq seq, const Layout& layout, const Coding& coding)
+    ElidedPlanesContributions(const OpContext& context, Seq seq, const Layout& layout, const Coding& coding,
+                              std::span<const float>)
         : context_(context), seq_(seq), layout_(layout), coding_(coding) {}
 
     std::uint32_t steps(Rank shard) const override { return std::max(1u, order(shard).packets()); }
@@ -56,16 +57,11 @@ public:
           memory_(std::move(memory)),
           compacted_(!memory_ || layout.shard_stride() * (layout.ranks - 1u) == 0) {}
 
-    void enter(float*, const Coding&, std::span<const float>) override {}
-    void sum(const std::vector<GranuleSet>& arrived, std::span<float>, std::span<float> weights) override;
-    void conclude(std::span<const float>, const GranuleSet& held, std::span<const std::uint8_t>,
-                  std::vector<Run>& runs) override {
-        settle(0, layout_.granules(shard_), {held}, runs);
-    }
+    void enter(float*, const Coding&) override {}
     void offer(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {}
     void save() override {}
     void take_over(std::span<const Run>, float*) const override {}
-    void leave(bool) override {}
+    void hand_back(bool) override {}
     void compact(Block smaller) override {
         memory_ = std::move(smaller);
         compacted_ = true;
@@ -87,61 +83,65 @@ private:
     bool compacted_;  // or there is nothing beside the mean
 };
 
-class ElidedRawReduction final : public ElidedReduction {
+class ElidedRawReduction : public ElidedReduction {
 public:
-    ElidedRawReduction(const OpContext& context, Seq seq, const Layout& layout, Block memory)
-        : ElidedReduction(context, seq, layout, std::move(memory)),
-          weighty_(1, GranuleSet(layout.granules(shard_))) {}
+    ElidedRawReduction(const OpContext& context, Seq seq, const Layout& layout, const Coding&, Block memory)
+        : ElidedReduction(context, seq, layout, std::move(memory)) {}
 
-    void enter(float*, const Coding&, std::span<const float> weights) override;
-    void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
-               std::span<const std::byte>) override {
-        if (header.scale > 0) weighty_[0].set(first, last);
+    bool reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                std::vector<Run>& runs) override {
+        note(first, last, arrived);
+        cut(first, last, arrived, runs);
+        return false;
     }
-    bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
-                std::vector<Run>& runs) override;
     std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
     std::size_t mean_floats() const override { return layout_.shard_stride(); }
 
-private:
-    std::vector<GranuleSet> weighty_;  // in a column: granules of which any row has a sum; of one entry
+protected:
+    void cut(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+             std::vector<Run>& runs) const;
 };
 
-class ElidedPlanesReduction final : public ElidedReduction {
+class ElidedPlanesReduction : public ElidedReduction {
 public:
     ElidedPlanesReduction(const OpContext& context, Seq seq, const Layout& layout, const Coding& gather,
                           Block memory);
 
-    void enter(float*, const Coding& gather, std::span<const float>) override { coding_ = gather; }
+    void enter(float*, const Coding& gather) override { coding_ = gather; }
     void offer(const wire::Header& header, std::uint32_t, std::uint32_t,
                std::span<const std::byte>) override {
         sent_planes_ = header.planes;
     }
-    bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+    bool reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                 std::vector<Run>& runs) override;
     std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
     std::size_t mean_floats() const override;
 
-private:
+protected:
     void note(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived) override;
     codec::SendOrder send_order() const;
-    void cut(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived, std::vector<Run>& runs);
+    void cut(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived, bool gains,
+             std::vector<Run>& runs);
+
+private:
+    bool needs_gains(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived) const;
 
     Coding coding_;
-    int sent_planes_ = 0;                   // of the latest contribution
-    std::vector<std::uint32_t> unsettled_;  // by stripe: granules
-    std::vector<std::uint16_t> lengths_;    // by granule: those of the mean's packet that begins there
-    std::vector<bool> gains_;               // by stripe: whether its packets send gains
+    int sent_planes_ = 0;                 // of the latest contribution
+    std::vector<std::uint32_t> open_;     // by stripe: granules that are not closed yet
+    std::vector<std::uint16_t> lengths_;  // by granule: those of the mean's packet that begins there
+    std::vector<bool> gains_;             // by stripe: whether its packets send gains
 };
 
 class ElidedMeans final : public Means {
 public:
-    ElidedMeans(const Layout& layout, Block memory) : layout_(layout), memory_(std::move(memory)) {}
+    ElidedMeans(const OpContext&, Seq, const Layout& layout, Block memory)
+        : layout_(layout), memory_(std::move(memory)) {}
 
     void place(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {}
-    void settle(Rank, std::uint32_t, std::uint32_t, const GranuleSet&, const GranuleSet&) override {}
+    void note_answers(Rank, std::uint32_t, std::uint32_t, const GranuleSet&, const GranuleSet&) override {}
     void enter(std::span<float>, const std::vector<GranuleSet>&) override { memory_ = {}; }
-    void finish(Rank own_shard, const std::vector<GranuleSet>& held) override;
+    void end(Rank own_shard, const std::vector<GranuleSet>& held) override;
 
 private:
     const Layout layout_;

@@ -3,7 +3,6 @@
 #include "protocol/endpoint.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 namespace tailcut {
@@ -29,10 +28,13 @@ std::vector<codec::PacketLimits> limits_of(const MulticastSettings& multicast,
 
 }  // namespace
 
-Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& peers)
+Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& peers,
+                   std::unique_ptr<Values> values, CloseListener* listener)
     : settings_(settings),
       memory_(settings.pool_bytes, settings.elided),
-      context_(settings.shape, settings.codec, limits_of(settings.multicast, peers), memory_,
+      values_(std::move(values)),
+      listener_(listener),
+      context_(settings.shape, settings.codec, limits_of(settings.multicast, peers), memory_, *values_,
                settings.elided),
       group_path_(group_path_of(settings.multicast, peers),
                   std::min(settings.multicast.members.size(), Audience::kMost),
@@ -44,25 +46,12 @@ Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& pe
     const auto rivals = static_cast<Rank>(settings.shape.ranks - 1);
     for (const PeerSettings& peer : peers) peers_.emplace_back(peer, rivals);
     for (Peer& peer : peers_) peer.entered = peer.told_entered = peer.served_below = settings.first_seq;
-    context_.level = settings.level;
     context_.audience = Audience(settings.shape.ranks, settings.multicast.members);
-}
-
-Counters& Counters::operator+=(const Counters& other) {
-    for (const auto count : {&Counters::received_packets, &Counters::received_bytes, &Counters::sent_packets,
-                             &Counters::sent_bytes, &Counters::multicast_packets, &Counters::feedback_packets,
-                             &Counters::feedback_bytes, &Counters::probe_packets, &Counters::lost_packets,
-                             &Counters::resent_packets, &Counters::late_gather_packets,
-                             &Counters::forfeited_shards, &Counters::dropped_history})
-        this->*count += other.*count;
-    for (std::size_t k = 0; k < rejected.size(); ++k) rejected[k] += other.rejected[k];
-    return *this;
 }
 
 // ---- the local rank ---------------------------------------------------------------------------------------
 
-void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms,
-                      std::span<const float> weights) {
+void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) {
     terms_ = terms;
     terms_len_ = static_cast<std::uint32_t>(bucket.size());
     OpReport refused;
@@ -91,9 +80,9 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Te
     Op* op = variant(seq, slot, static_cast<std::uint32_t>(bucket.size()), true);
     if (!op->owns()) own(now, slot, *op, memory_.take(op->own_floats()));
     ++in_flight_;
-    op->enter(now, ticket, bucket, weights, terms, contributing_);
+    op->enter(now, ticket, bucket, terms, contributing_);
     for (Rank rank = 0; rank < peers_.size(); ++rank)
-        if (peers_[rank].left(seq)) op->forsake(rank);
+        if (peers_[rank].left(seq)) op->owner_left(rank);
     cast_vote(now, slot, settings_.shape.self, op->layout().bucket_len);
     settle(now, slot, *op);
     mark_all_ready();
@@ -103,7 +92,7 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Te
 void Endpoint::abort(Time now) {
     for (auto& [seq, slot] : slots_)
         for (auto& op : slot.variants)
-            if (op->entered() && !op->finished()) finish(now, slot, *op, Status::kClosed, Ending::kDeadline);
+            if (op->entered() && !op->ended()) finish(now, slot, *op, Status::kClosed, Ending::kDeadline);
 }
 
 void Endpoint::say_goodbye() {
@@ -244,9 +233,8 @@ void Endpoint::on_goodbye(Time now, const wire::Header& header, std::span<const 
         context_.audience.present.reset(static_cast<std::size_t>(member));
     for (auto at = slots_.lower_bound(header.seq); at != slots_.end(); ++at)
         for (auto& op : at->second.variants) {
-            op->abstain(header.source, now);
-            op->uncover(header.source);
-            if (op->entered() && !op->finished()) op->forsake(header.source);
+            op->peer_left(header.source, now);
+            if (op->entered() && !op->ended()) op->owner_left(header.source);
             settle(now, at->second, *op);
         }
     mark_all_ready();
@@ -306,7 +294,7 @@ std::optional<wire::Reject> Endpoint::deliver(Time now, Slot& slot, Op& op, cons
         if (reason == wire::Reject::kLate) note_late(now, header, payload.size());
         return reason;
     }
-    if (op.finished()) {  // rule 9: late is not lost, but it does not touch a bucket that was handed back
+    if (op.ended()) {  // rule 9: late is not lost, but it does not touch a bucket that was handed back
         note_late(now, header, payload.size());
         ++counters_.late_gather_packets;
         return std::nullopt;
@@ -327,8 +315,6 @@ std::optional<wire::Reject> Endpoint::check_shape(const wire::Header& header,
     const Shape& shape = settings_.shape;
     const bool gather = header.stage() == wire::Stage::kGather;
     if (!header.empty() && header.codec != settings_.codec) return wire::Reject::kType;
-    if (settings_.level == Level::kColumn && !(header.scale >= 0 && std::isfinite(header.scale)))
-        return wire::Reject::kShape;
     if (header.shard >= shape.ranks) return wire::Reject::kShape;
     if (shape.owner(header.shard, header.seq) != (gather ? header.source : shape.self))
         return wire::Reject::kOwner;

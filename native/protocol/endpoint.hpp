@@ -1,8 +1,7 @@
-// All ops of one rank. Sans-IO: it is told the time and handed datagrams, and gives back datagrams, its next
-// timer and the reports of ended ops. It checks everything that comes from the network (rule 11).
+// A group in which every rank talks to every other: all ops of one rank. It checks everything that comes from the network
+// (rule 11).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <deque>
 #include <functional>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "protocol/ballot.hpp"
+#include "protocol/core.hpp"
 #include "protocol/group_path.hpp"
 #include "protocol/memory.hpp"
 #include "protocol/op.hpp"
@@ -26,85 +26,54 @@
 
 namespace tailcut {
 
-// Who hears our multicast, and the path to all of them. Without members there is none.
-struct MulticastSettings {
-    std::vector<Rank> members;
-    PeerSettings path;  // with the least of what the members grant; pool_bytes is not looked at
-};
-
-struct Settings {
-    Shape shape;
-    std::uint64_t group_tag = 0;
-    Seq window_ops = 64;                    // W of rule 3
-    wire::Codec codec = wire::Codec::kRaw;  // of all ranks
-    std::size_t pool_bytes = 0;
-    std::uint32_t window_bytes = 0;  // each sender's share of our socket buffer
-    Terms terms;                     // of ops that this rank has not entered
-    MulticastSettings multicast;
-    Seq first_seq = 0;
-    bool resend = true;  // what was lost, while its stage is open
-    bool record_fates = false;
-    Rank rows = 1;               // of a grid (grid.hpp); 1: a flat group
-    Level level = Level::kFlat;  // the grid sets it
-    bool elided = false;         // simulations only: packets without values
-};
-
-struct Counters {
-    std::uint64_t received_packets = 0, received_bytes = 0;
-    std::uint64_t sent_packets = 0, sent_bytes = 0;
-    std::uint64_t multicast_packets = 0;  // of these, sent once for many
-    std::uint64_t feedback_packets = 0, feedback_bytes = 0, probe_packets = 0;
-    std::uint64_t lost_packets = 0, resent_packets = 0;  // DATA found lost, and sent again
-    std::uint64_t late_gather_packets = 0;               // rule 9: kept out of the result
-    std::uint64_t forfeited_shards = 0;                  // owned shards given up because the pool was full
-    std::uint64_t dropped_history = 0;                   // means given up before every peer had them
-    std::array<std::uint64_t, wire::kRejectReasons> rejected{};
-
-    Counters& operator+=(const Counters& other);
-};
-
-class Endpoint {
+// Is told when SCATTER of an op's own shard has closed, and when it would have without all contributions.
+class CloseListener {
 public:
-    // `peers` by rank; the own entry is not used.
-    Endpoint(const Settings& settings, const std::vector<PeerSettings>& peers);
+    virtual ~CloseListener() = default;
+    virtual void on_close(Op& op, Time due) = 0;
+};
 
-    // The local rank enters its next op. The bucket must stay valid until the report of `ticket`, and so must, in a column,
-    // the weights.
-    void submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms,
-                std::span<const float> weights = {});
-    void resynced() { contributing_ = true; }  // the state was copied from a peer: contribute again
-    void say_goodbye();                        // enter no more ops, go on serving
-    void abort(Time now);                      // end the ops in flight with what has arrived
-    void leave();                              // the last word: what is not sent by now will not be
-    bool drained() const;                      // nothing left to serve, and every peer has said goodbye
+class Endpoint final : public Core {
+public:
+    Endpoint(const Settings& settings, const std::vector<PeerSettings>& peers)
+        : Endpoint(settings, peers, make_values(settings.codec, settings.elided)) {}
+    Endpoint(const Settings& settings, const std::vector<PeerSettings>& peers, std::unique_ptr<Values> values,
+             CloseListener* listener = nullptr);
 
-    void receive(Time now, std::span<const std::byte> datagram);
-    bool transmit(Time now, Outgoing& out);
-    void retract(Time now, const Outgoing& out);  // not sent after all, the host is busy; newest first
-    Time next_timer() const;
-    void advance(Time now);
+    void submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) override;
+    void resynced() override { contributing_ = true; }
+    void say_goodbye() override;
+    void abort(Time now) override;
+    void leave() override;
+    bool drained() const override;
 
-    // In a row of a grid: what the column is to average (the grid takes it), and its answer: the means of the granules that are
-    // `held`. An op whose sums have not been taken will hand some on, unless this rank has jumped past it.
-    std::vector<Sums>& sums() { return sums_; }
-    bool will_sum(Seq seq) const;
-    void close_scatter(Time now, Seq seq);  // what has not come yet is of no use to the column any more
-    void conclude(Time now, Seq seq, std::uint32_t bucket_len, std::span<const float> means,
-                  const GranuleSet& held, std::span<const std::uint8_t> planes, bool non_finite);
-    // In a column: terms of ops that this rank has not entered, and that the ops before one will not be entered.
-    void expect(const Terms& terms) { terms_ = terms; }
-    bool overtaken(Seq seq) const;  // this rank's part of an op that it has not entered is closed
-    void skip_to(Seq seq);
+    void receive(Time now, std::span<const std::byte> datagram) override;
+    bool transmit(Time now, Outgoing& out) override;
+    void retract(Time now, const Outgoing& out) override;
+    Time next_timer() const override;
+    void advance(Time now) override;
 
-    std::vector<OpReport>& reports() { return reports_; }  // of ended ops; the driver takes them
-    const Counters& counters() const { return counters_; }
-    const Memory& memory() const { return memory_; }
-    const Peer& peer(Rank rank) const { return peers_[rank]; }
+    std::vector<OpReport>& reports() override { return reports_; }
+    Counters counters() const override { return counters_; }
+    std::size_t pool_used_bytes() const override { return memory_.pool_used_bytes(); }
+    std::size_t memory_bytes() const override { return memory_.total_bytes(); }
+    Duration rtt(Rank rank) const override { return peers_[rank].path.rtt(); }
+    bool contributing() const override { return contributing_; }
+    std::size_t in_flight() const override { return in_flight_; }
+
+    // For who drives several endpoints. An op that is still to close its own shard; closing it now; and one of which others
+    // have closed it before this rank has entered.
+    bool will_close(Seq seq) const;
+    void close(Time now, Seq seq);
+    bool overtaken(Seq seq) const;
+    // The reduction of this op, which is shared beyond the group, is given what it waits for by `put`, if it still waits.
+    void reduce(Time now, Seq seq, std::uint32_t bucket_len, bool non_finite,
+                const std::function<void(Reduction&)>& put);
+    void expect(const Terms& terms) { terms_ = terms; }  // of ops that this rank has not entered
+    void skip_to(Seq seq);                               // the ops before will not be entered
     std::uint64_t group_tag() const { return settings_.group_tag; }
     Rank ranks() const { return settings_.shape.ranks; }
     Seq next_seq() const { return next_seq_; }
-    bool contributing() const { return contributing_; }
-    std::size_t in_flight() const { return in_flight_; }
 
 private:
     struct Slot {
@@ -150,7 +119,7 @@ private:
     Block room(std::size_t floats, wire::Stage stage, const Op& wanting, Time now);
     void cast_vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_len);
     void settle(Time now, Slot& slot, Op& op);
-    void take_sums(Op& op);
+    void tell_closed(Op& op);
     void finish(Time now, Slot& slot, Op& op, Status status, Ending ending);
     void note_presence(const OpReport& report);
     void note_cuts(OpReport& report, const Op& op);
@@ -181,6 +150,8 @@ private:
 
     const Settings settings_;
     Memory memory_;  // before the ops, whose blocks return to it
+    const std::unique_ptr<Values> values_;
+    CloseListener* const listener_;  // or null
     OpContext context_;
     std::vector<Peer> peers_;
     GroupPath group_path_;  // without members: idle for ever
@@ -191,7 +162,7 @@ private:
     std::uint32_t terms_len_ = 0xFFFFFFFF;     // and the length of its bucket
     LrScale lr_scale_;                         // the latest that anybody has told
     Seq next_seq_;
-    std::size_t in_flight_ = 0;  // ops entered and not finished
+    std::size_t in_flight_ = 0;  // ops entered and not ended
     bool contributing_ = true, closing_ = false;
     Seq goodbye_seq_ = 0;  // the first op that we neither enter nor serve
     std::deque<Rank> ready_;
@@ -214,7 +185,6 @@ private:
     };
     std::deque<Cut> cuts_;  // stages that ended without all, latest last
     std::vector<LateCompletion> late_;
-    std::vector<Sums> sums_;
     std::vector<OpReport> reports_;
     Counters counters_;
 };

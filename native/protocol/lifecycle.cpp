@@ -43,7 +43,9 @@ Op* Endpoint::variant(Seq seq, Slot& slot, std::uint32_t bucket_len, bool own_le
 void Endpoint::own(Time now, Slot& slot, Op& op, Block memory) {
     op.own(std::move(memory));
     for (Rank rank = 0; rank < peers_.size(); ++rank)
-        if (peers_[rank].left(op.seq()) || slot.ballot.against(rank, op.layout().bucket_len))
+        if (peers_[rank].left(op.seq()))
+            op.peer_left(rank, now);
+        else if (slot.ballot.against(rank, op.layout().bucket_len))
             op.abstain(rank, now);
 }
 
@@ -65,10 +67,10 @@ Block Endpoint::room(std::size_t floats, wire::Stage stage, const Op& wanting, T
         Op* victim = nullptr;
         for (auto& [seq, slot] : slots_)
             for (auto& op : slot.variants)
-                if (op.get() != &wanting && !op->entered() && op->owns() && !op->closed()) victim = op.get();
+                if (op.get() != &wanting && !op->entered() && op->owns() && !op->reduced()) victim = op.get();
         if (!victim) return {};
-        victim->forfeit(now);
-        take_sums(*victim);
+        victim->evict(now);
+        tell_closed(*victim);
         ++counters_.forfeited_shards;
         mark_all_ready();
     }
@@ -81,7 +83,7 @@ void Endpoint::cast_vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_l
             op->abstain(rank, now);  // it will never deliver to this variant
             mark_all_ready();
         }
-        if (op->entered() && !op->finished() &&
+        if (op->entered() && !op->ended() &&
             slot.ballot.judge(op->layout().bucket_len, false) == Ballot::Verdict::kRefused)
             finish(now, slot, *op, Status::kLengthMismatch, Ending::kDeadline);
         else
@@ -90,23 +92,22 @@ void Endpoint::cast_vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_l
 }
 
 void Endpoint::settle(Time now, Slot& slot, Op& op) {
-    take_sums(op);
+    tell_closed(op);
     if (op.complete()) finish(now, slot, op, Status::kComplete, Ending::kAll);
 }
 
-void Endpoint::take_sums(Op& op) {
-    if (op.summable()) sums_.push_back(op.sum(bounds_of(op)));
+void Endpoint::tell_closed(Op& op) {
+    if (listener_ && op.closed()) listener_->on_close(op, op.close_due_at(bounds_of(op)));
 }
 
-bool Endpoint::will_sum(Seq seq) const {
+bool Endpoint::will_close(Seq seq) const {
     if (seq >= next_seq_) return true;
     const auto slot = slots_.find(seq);
-    return slot != slots_.end() &&
-           std::any_of(slot->second.variants.begin(), slot->second.variants.end(),
-                       [](const auto& op) { return op->entered() && !op->finished(); });
+    return slot != slots_.end() && std::any_of(slot->second.variants.begin(), slot->second.variants.end(),
+                                               [](const auto& op) { return op->entered() && !op->ended(); });
 }
 
-void Endpoint::close_scatter(Time now, Seq seq) {
+void Endpoint::close(Time now, Seq seq) {
     const auto slot = slots_.find(seq);
     if (slot == slots_.end()) return;
     for (auto& op : slot->second.variants)
@@ -120,16 +121,17 @@ bool Endpoint::overtaken(Seq seq) const {
     const auto slot = slots_.find(seq);
     return seq >= next_seq_ && slot != slots_.end() &&
            std::any_of(slot->second.variants.begin(), slot->second.variants.end(),
-                       [](const auto& op) { return op->owns() && op->closed(); });
+                       [](const auto& op) { return op->owns() && op->reduced(); });
 }
 
-void Endpoint::conclude(Time now, Seq seq, std::uint32_t bucket_len, std::span<const float> means,
-                        const GranuleSet& held, std::span<const std::uint8_t> planes, bool non_finite) {
+void Endpoint::reduce(Time now, Seq seq, std::uint32_t bucket_len, bool non_finite,
+                      const std::function<void(Reduction&)>& put) {
     const auto slot = slots_.find(seq);
     if (slot == slots_.end()) return;
     for (auto& op : slot->second.variants)
-        if (op->layout().bucket_len == bucket_len) {
-            op->conclude(means, held, planes, non_finite);
+        if (op->layout().bucket_len == bucket_len && !op->reduced()) {
+            put(op->reduction());
+            op->reduce_more(non_finite);
             settle(now, slot->second, *op);
         }
     mark_all_ready();
@@ -143,12 +145,12 @@ void Endpoint::skip_to(Seq seq) {
 
 void Endpoint::finish(Time now, Slot& slot, Op& op, Status status, Ending ending) {
     op.close(now, ending, terms_.skip_above);  // the own contribution leaves with the bucket
-    take_sums(op);
+    tell_closed(op);
     const bool awaited =
         settings_.resend && (group_path_.awaits(op.seq()) ||
                              std::any_of(peers_.begin(), peers_.end(),
                                          [&](const Peer& peer) { return peer.path.awaits(op.seq()); }));
-    OpReport report = op.finish(now, status, ending, awaited, settings_.record_fates);
+    OpReport report = op.end(now, status, ending, awaited, settings_.record_fates);
     note_presence(report);
     note_cuts(report, op);
     report.lr_scale = lr_scale_;
@@ -245,8 +247,8 @@ void Endpoint::note_late(Time now, const wire::Header& header, std::size_t paylo
 bool Endpoint::retired(Seq seq, const Op& op) const {
     if (seq >= next_seq_)
         return closing_;  // who has heard our goodbye waits for nothing of ours from here on
-    if (!op.finished() && op.entered()) return false;
-    if (!op.closed()) return false;
+    if (!op.ended() && op.entered()) return false;
+    if (!op.reduced()) return false;
     if (settings_.resend && group_path_.awaits(seq)) return false;
     for (Rank rank = 0; rank < peers_.size(); ++rank) {
         const Peer& peer = peers_[rank];
@@ -280,9 +282,9 @@ void Endpoint::retire() {
         auto& ops = at->second.variants;
         forget(at->second, [&](const Op& op) { return retired(seq, op) && !owes_late(op); });
         forget(at->second, [&](Op& op) {
-            if (op.entered() && !op.finished()) return false;
+            if (op.entered() && !op.ended()) return false;
             bool drop = next_seq_ - seq > settings_.window_ops;
-            if (!drop && op.finished() && next_seq_ - seq > 2 && !op.compacted()) {
+            if (!drop && op.ended() && next_seq_ - seq > 2 && !op.compacted()) {
                 Block smaller = memory_.take_pool(op.compact_floats());
                 drop = !smaller && !awaited(seq, op);
                 if (smaller) op.compact(std::move(smaller));
@@ -330,7 +332,7 @@ void Endpoint::jump(Time now) {
     const Seq group = group_seq();
     for (auto at = slots_.begin(); at != slots_.end() && at->first < group; at = slots_.erase(at))
         for (auto& op : at->second.variants)
-            if (op->entered() && !op->finished()) {
+            if (op->entered() && !op->ended()) {
                 finish(now, at->second, *op, Status::kBehind, Ending::kDeadline);
                 reports_.back().behind_ops = group - at->first;
             }

@@ -20,7 +20,7 @@ bool Endpoint::next_multicast(Time now, Outgoing& out) {
         if (closing_ && seq >= next_seq_) break;
         bool over = seq < next_seq_;
         for (auto& op : at->second.variants) {
-            over &= op->served(everybody()) && (op->finished() || !op->entered());
+            over &= op->served(everybody()) && (op->ended() || !op->entered());
             if (!op->pending(everybody())) continue;
             if (!may_multicast(now, *op)) return false;
             const Audience::Set to = op->covered();
@@ -75,7 +75,7 @@ bool Endpoint::most_have_room_for(Op& op) {
     if (2 * without.count() > covered.count()) return false;
     for (std::size_t k = 0; without.any() && k < context_.audience.ranks.size(); ++k)
         if (without[k]) {
-            op.uncover(context_.audience.ranks[k]);
+            op.serve_apart(context_.audience.ranks[k]);
             mark_ready(context_.audience.ranks[k]);
         }
     if (without.none()) group_path_.room_below = op.seq() + 1;
@@ -140,7 +140,7 @@ void Endpoint::serve_apart(Time now, std::size_t member, Seq ops) {
     group_path_.give_up(now, member, peer.path.lost());
     take_lost(peer);
     for (auto& [seq, slot] : slots_)
-        for (auto& op : slot.variants) op->uncover(rank);
+        for (auto& op : slot.variants) op->serve_apart(rank);
     if (!slots_.empty()) peer.served_below = std::min(peer.served_below, slots_.begin()->first);
     peer.multicast_from = next_seq_ + std::min(ops, ~next_seq_);
     peer.multicast_left = now;

@@ -23,7 +23,6 @@ Op::Op(OpContext& context, Seq seq, std::uint32_t bucket_len, const Coding& gath
       gather_(gather),
       sent_(shape_.ranks),
       steps_(shape_.ranks),
-      mean_planes_(shape_.ranks),
       gather_last_at_(shape_.ranks, -1),
       ripe_at_(shape_.ranks, -1),
       unripe_(shape_.ranks - 1u) {
@@ -32,19 +31,18 @@ Op::Op(OpContext& context, Seq seq, std::uint32_t bucket_len, const Coding& gath
 
 void Op::own(Block memory) {
     owned_.emplace(context_, layout_.granules(own_shard()),
-                   make_reduction(context_, seq_, layout_, gather_, std::move(memory)));
+                   context_.values.reduction(context_, seq_, layout_, gather_, std::move(memory)));
 }
 
 void Op::hold(Block memory) {
-    means_ = make_means(context_, seq_, layout_, std::move(memory));
+    means_ = context_.values.means(context_, seq_, layout_, std::move(memory));
     for (Rank shard = 0; shard < shape_.ranks; ++shard) {
         answered_.emplace_back(layout_.granules(shard));
         held_.emplace_back(layout_.granules(shard));
     }
 }
 
-void Op::enter(Time now, Ticket ticket, std::span<float> bucket, std::span<const float> weights,
-               const Terms& terms, bool contributing) {
+void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing) {
     entered_ = true;
     contributing_ = contributing;
     bucket_ = bucket;
@@ -58,13 +56,10 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, std::span<const
     report_.ticket = ticket;
     if (!holds()) hold({});
     means_->enter(bucket, held_);
-    contributions_ = make_contributions(context_, seq_, layout_, scatter_, bucket, weights);
+    contributions_ = context_.values.contributions(context_, seq_, layout_, scatter_, bucket);
     for (Rank peer = 0; peer < shape_.ranks; ++peer)
         if (peer != shape_.self) steps_[peer] = contributions_->steps(shape_.shard_of(peer, seq_));
-    const std::uint64_t own = layout_.begin(own_shard());
-    const std::size_t granules = layout_.length(own_shard()) / kGranule;  // a column's bucket has whole ones
-    if (!weights.empty()) weights = weights.subspan(own / kGranule, granules);
-    owned_->enter(now, bucket.data() + own, weights, contributing, gather_);
+    owned_->enter(now, bucket.data() + layout_.begin(own_shard()), contributing, gather_);
 }
 
 std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
@@ -74,7 +69,7 @@ std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
     if (header.empty()) {
         if (owned_->abstained(header.source)) return wire::Reject::kDuplicate;
         if (header.flags & wire::kOver)
-            owned_->end(header.source, now);
+            owned_->peer_ended(header.source, now);
         else
             owned_->abstain(header.source, now);
         return std::nullopt;
@@ -82,7 +77,6 @@ std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
     report_.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
     const std::uint32_t first = header.first / kGranule;
     const std::uint32_t last = first + wire::delivered_granules(header, payload.size());
-    if (first == last) return std::nullopt;
     return owned_->contribute(header, first, last, payload, now);
 }
 
@@ -100,7 +94,6 @@ std::optional<wire::Reject> Op::gather(Time now, const wire::Header& header,
         --unripe_;
     }
     if (!header.empty()) {
-        if (header.planes > 0) mean_planes_[shard] = header.planes;
         report_.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
         last = first + wire::delivered_granules(header, payload.size());
         if (first == last) return std::nullopt;
@@ -109,7 +102,7 @@ std::optional<wire::Reject> Op::gather(Time now, const wire::Header& header,
     }
     answered_[shard].set(first, last);
     answered_count_ += last - first;
-    means_->settle(shard, first, last, answered_[shard], held_[shard]);
+    means_->note_answers(shard, first, last, answered_[shard], held_[shard]);
     return std::nullopt;
 }
 
@@ -117,7 +110,11 @@ void Op::abstain(Rank rank, Time now) {
     if (owned_) owned_->abstain(rank, now);
 }
 
-void Op::forsake(Rank owner) {
+void Op::peer_left(Rank rank, Time now) {
+    if (owned_) owned_->peer_left(rank, now);
+}
+
+void Op::owner_left(Rank owner) {
     const Rank shard = shape_.shard_of(owner, seq_);
     const std::uint32_t granules = layout_.granules(shard);
     answered_count_ += granules - answered_[shard].count(0, granules);
@@ -127,37 +124,21 @@ void Op::forsake(Rank owner) {
     --unripe_;
 }
 
-void Op::forfeit(Time now) {
+void Op::evict(Time now) {
     own({});
     owned_->close(now, Ending::kDeadline);
-    conclude({}, GranuleSet(layout_.granules(own_shard())), {}, false);
+    owned_->give_up();
 }
 
-Sums Op::sum(const Bounds& bounds) {
-    summed_ = true;
-    const std::uint32_t granules = layout_.granules(own_shard());
-    Sums sums{seq_,
-              layout_.bucket_len,
-              context_.memory.take(std::size_t{granules} * kGranule),
-              std::vector<float>(granules),
-              non_finite(),
-              owned_->majority_entered_at() + (entered_ ? bounds_ : bounds).scatter};
-    owned_->sum(sums.values(), sums.weights);
-    // Rule 10: it must reach the column, whatever was lost of the values.
-    if (sums.non_finite && !context_.elided) sums.values()[0] = std::numeric_limits<float>::quiet_NaN();
-    return sums;
-}
-
-void Op::conclude(std::span<const float> means, const GranuleSet& held, std::span<const std::uint8_t> planes,
-                  bool non_finite) {
-    if (owned_->closed()) return;
+void Op::reduce_more(bool non_finite) {
+    if (owned_->reduced()) return;
     non_finite_ |= non_finite;
-    owned_->conclude(means, held, planes);
+    owned_->reduce_more();
 }
 
-// When the own shard was closed and the last parts of all means had come but for those of silent owners.
+// When the own shard was reduced and the last parts of all means had come, those of silent owners left out.
 Time Op::gathered_at() const {
-    if (unripe_ > context_.silent_count || !owned_->closed()) return kNever;
+    if (unripe_ > context_.silent_count || !owned_->reduced()) return kNever;
     Time at = std::max(entered_at_, owned_->closed_at());
     for (Rank owner = 0; owner < shape_.ranks; ++owner) {
         if (owner == shape_.self) continue;
@@ -168,7 +149,7 @@ Time Op::gathered_at() const {
 }
 
 OwnedShard::Close Op::end_at() const {
-    if (!entered_ || finished_) return {};
+    if (!entered_ || ended_) return {};
     OwnedShard::Close end{deadline_, Ending::kDeadline};
     // Who hears nobody, not even answers, is cut off: the others do not wait for it, nor it for them.
     const bool deaf = context_.heard_at < entered_at_;
@@ -205,7 +186,7 @@ bool Op::next_late(Time now, Rank peer, Outgoing& out) {
 bool Op::repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out) {
     out = {};
     if (parcel.stage == wire::Stage::kGather) {
-        if (owned_->ended(peer)) return false;
+        if (owned_->has_ended(peer)) return false;
         put_mean(peer, {parcel.first, parcel.first + parcel.granules, parcel.empty}, out);
     } else if (parcel.empty) {
         put_end(peer, out);
@@ -213,7 +194,7 @@ bool Op::repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out) {
         const Rank shard = shape_.shard_of(peer, seq_);
         std::uint32_t step = parcel.first;
         out.header.shard = shard;
-        if (finished_ || !contributions_->next(shard, answered_[shard], step, out)) return false;
+        if (ended_ || !contributions_->next(shard, answered_[shard], step, out)) return false;
     }
     if (parcel.last_part) out.header.flags |= wire::kLastPart;
     complete_header(now, peer, out);
@@ -248,7 +229,7 @@ bool Op::next_mean(Rank peer, const std::optional<Run>& run, Outgoing& out) {
     if (!owned_->sent_all(peer)) return true;
     out.header.flags |= wire::kLastPart;
     // Rule 10: the last packet of the own mean must know what the own bucket holds.
-    if (entered_ && !finished_) scan_unsent();
+    if (entered_ && !ended_) scan_unsent();
     return true;
 }
 
@@ -259,10 +240,7 @@ std::uint32_t Op::put_mean(Rank peer, const Run& run, Outgoing& out) {
     out.header.flags = wire::kGatherStage | (run.empty ? wire::kEmpty : 0);
     out.header.shard = shard;
     out.header.first = run.first * kGranule;
-    if (!run.empty) {
-        if (context_.level == Level::kColumn) out.header.planes = static_cast<std::uint8_t>(gather_.planes);
-        return owned_->packet(peer, run, out);
-    }
+    if (!run.empty) return owned_->packet(peer, run, out);
     const bool whole = run.first == 0 && run.last == all;
     const std::uint32_t granules = whole ? all : std::min(run.last - run.first, kMaxRunGranules);
     const std::uint32_t coords = layout_.coords(shard, run.first, run.first + granules);
@@ -274,7 +252,7 @@ bool Op::next_contribution(Rank peer, Outgoing& out) {
     const Rank shard = shape_.shard_of(peer, seq_);
     std::uint32_t& sent = sent_[peer];
     out.rewind = {0, sent};
-    const bool empty = finished_ || !contributing_ || layout_.length(shard) == 0;
+    const bool empty = ended_ || !contributing_ || layout_.length(shard) == 0;
     if (empty && unsent(peer)) {
         put_end(peer, out);
         sent = steps_[peer];
@@ -295,7 +273,7 @@ bool Op::next_contribution(Rank peer, Outgoing& out) {
 // In place of a contribution: there is none, or the op is over for us.
 void Op::put_end(Rank peer, Outgoing& out) {
     out.header.shard = shape_.shard_of(peer, seq_);
-    out.header.flags = wire::kEmpty | wire::kLastPart | (finished_ ? wire::kOver : 0);
+    out.header.flags = wire::kEmpty | wire::kLastPart | (ended_ ? wire::kOver : 0);
 }
 
 void Op::retract(const Outgoing& out) {
@@ -319,12 +297,12 @@ void Op::scan_unsent() {
     }
 }
 
-OpReport Op::finish(Time now, Status status, Ending ending, bool awaited, bool record_fates) {
+OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool record_fates) {
     report_.gather_ending = ending;
-    conclude({}, GranuleSet(layout_.granules(own_shard())), {}, false);
-    owned_->leave(awaited);
+    owned_->give_up();
+    owned_->hand_back(awaited);
     scan_unsent();
-    means_->finish(own_shard(), held_);
+    means_->end(own_shard(), held_);
     report_.energies = contributions_->energies();
     contributions_.reset();
     // Rule 10: whoever checks gradients for Inf and NaN finds one, whichever packets were lost.
@@ -334,7 +312,7 @@ OpReport Op::finish(Time now, Status status, Ending ending, bool awaited, bool r
         for (Rank shard = 0; shard < shape_.ranks; ++shard)
             held_[shard] = GranuleSet(layout_.granules(shard));
     }
-    finished_ = true;
+    ended_ = true;
     // An owner whose mean we have needs no word; the others are told that we have ended.
     for (Rank peer = 0; peer < shape_.ranks; ++peer) {
         const Rank shard = shape_.shard_of(peer, seq_);
@@ -356,8 +334,6 @@ void Op::fill_report(Time now, Status status, bool record_fates) {
         report_.planes = scatter_.planes;
         report_.gather_planes = gather_.planes;
     }
-    mean_planes_[own_shard()] = static_cast<std::uint8_t>(gather_.planes);
-    report_.mean_planes = mean_planes_;
     report_.energies += owned_->energies();
     report_.energies += means_->energies();
     report_.entered_at = entered_at_;

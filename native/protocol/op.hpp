@@ -24,7 +24,7 @@ public:
     const Layout& layout() const { return layout_; }
     Rank own_shard() const { return shape_.shard_of(shape_.self, seq_); }
     bool entered() const { return entered_; }
-    bool finished() const { return finished_; }
+    bool ended() const { return ended_; }
     bool owns() const { return owned_.has_value(); }
     bool holds() const { return means_ != nullptr; }
 
@@ -33,18 +33,18 @@ public:
     void own(Block memory);   // own_floats(); without them the shard can only be closed EMPTY
     void hold(Block memory);  // bucket_len floats
 
-    // The local rank. Needs own(); takes what has already arrived over into the bucket. `weights`: in a column, by granule.
-    void enter(Time now, Ticket ticket, std::span<float> bucket, std::span<const float> weights,
-               const Terms& terms, bool contributing);
+    // The local rank. Needs own(); takes what has already arrived over into the bucket.
+    void enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing);
 
     // Packets that passed the endpoint's checks. scatter() needs own(), gather() needs hold() or an entry.
     std::optional<wire::Reject> scatter(Time now, const wire::Header& header,
                                         std::span<const std::byte> payload, Time source_entered_at);
     std::optional<wire::Reject> gather(Time now, const wire::Header& header,
                                        std::span<const std::byte> payload);
-    void abstain(Rank rank, Time now);  // the rank will contribute nothing more
-    void forsake(Rank owner);  // after the entry: the owner will send nothing more, as if all were EMPTY
-    void forfeit(Time now);    // before the entry: give up the owned shard's memory, all of it is EMPTY
+    void abstain(Rank rank, Time now);    // the rank will contribute nothing more
+    void peer_left(Rank rank, Time now);  // the same, and it will not apply the mean of the own shard
+    void owner_left(Rank owner);  // after the entry: the owner will send nothing more, as if all were EMPTY
+    void evict(Time now);         // before the entry: give up the owned shard's memory, all of it is EMPTY
 
     // What has come from a rank: of its contribution, or of its mean.
     const GranuleSet& came(wire::Stage stage, Rank from) const {
@@ -53,9 +53,7 @@ public:
     }
 
     std::uint32_t own_final() const { return owned_ ? owned_->final_granules() : 0; }
-    bool complete() const {
-        return entered_ && !finished_ && answered_count_ + own_final() == total_granules_;
-    }
+    bool complete() const { return entered_ && !ended_ && answered_count_ + own_final() == total_granules_; }
     // `bounds` are those of an op that the local rank has not entered.
     OwnedShard::Close close_at(const Bounds& bounds) const {
         return owned_ ? owned_->close_at(entered_ ? bounds_ : bounds) : OwnedShard::Close{};
@@ -65,19 +63,23 @@ public:
         owned_->close(now, ending, entered_ ? skip_above_ : skip_above);
     }
 
-    // In a row of a grid: the sum of the own shard is there to be taken, once; then the column's answer is waited for.
-    bool summable() const {
-        return context_.level == Level::kRow && owned_ && owned_->scattered() && !summed_;
+    // SCATTER of the own shard takes no more contributions.
+    bool closed() const { return owned_ && owned_->closed(); }
+    // When it would have closed without all of them; `bounds` as in close_at().
+    Time close_due_at(const Bounds& bounds) const {
+        return owned_->majority_entered_at() + (entered_ ? bounds_ : bounds).scatter;
     }
-    Sums sum(const Bounds& bounds);  // as close_at()
-    void conclude(std::span<const float> means, const GranuleSet& held, std::span<const std::uint8_t> planes,
-                  bool non_finite);
+    // For a mean that is shared beyond the group: what is reduced, and that some of it may have become final.
+    Reduction& reduction() { return owned_->values(); }
+    void reduce_more(bool non_finite);
+    bool reduced() const { return !owned_ || owned_->reduced(); }
+    bool non_finite() const { return non_finite_ || (owned_ && owned_->non_finite()); }
     // When the clock ends it for the local rank, and by which rule.
     OwnedShard::Close end_at() const;
 
     // Ends the op for the caller, whose shard is closed: what did not come is zero. The bucket is not touched afterwards.
     // `awaited`: some of the own mean that was sent may have to be sent again.
-    OpReport finish(Time now, Status status, Ending ending, bool awaited, bool record_fates);
+    OpReport end(Time now, Status status, Ending ending, bool awaited, bool record_fates);
 
     // The next packet for the peer: contributions first, then means. Here and below, a peer may also be the number of ranks:
     // all whom multicast covers.
@@ -92,12 +94,11 @@ public:
     bool owes(Rank peer) const { return unsent(peer); }  // some of its contribution
     bool served(Rank peer) const { return (!owned_ || owned_->served(peer)) && !unsent(peer); }
     Audience::Set covered() const { return owned_ ? owned_->covered() : Audience::Set{}; }
-    void uncover(Rank peer) {
-        if (owned_) owned_->uncover(peer);
+    void serve_apart(Rank peer) {
+        if (owned_) owned_->serve_apart(peer);
     }
-    bool closed() const { return !owned_ || owned_->closed(); }
     bool compacted() const { return !owned_ || owned_->compacted(); }
-    bool is_history() const { return finished_ && owned_->pooled(); }
+    bool is_history() const { return ended_ && owned_->pooled(); }
     std::size_t compact_floats() const { return owned_->compact_floats(); }
     void compact(Block smaller) { owned_->compact(std::move(smaller)); }
 
@@ -119,7 +120,6 @@ private:
     Time gathered_at() const;
     void fill_report(Time now, Status status, bool record_fates);
     void scan_unsent();
-    bool non_finite() const { return non_finite_ || (owned_ && owned_->non_finite()); }
 
     OpContext& context_;
     const Shape& shape_;
@@ -128,7 +128,7 @@ private:
     std::uint32_t total_granules_ = 0;
 
     // the local rank
-    bool entered_ = false, contributing_ = false, finished_ = false;
+    bool entered_ = false, contributing_ = false, ended_ = false;
     std::span<float> bucket_;
     Bounds bounds_;
     Coding scatter_, gather_;
@@ -139,15 +139,12 @@ private:
         steps_;  // by peer: what is sent of the contribution to its shard, and all of it
 
     std::optional<OwnedShard> owned_;
-    bool summed_ = false;
 
     // means coming in, except for the own shard
     std::unique_ptr<Means> means_;
     std::vector<GranuleSet> answered_;  // by shard: granules that came, with a mean or EMPTY
     std::vector<GranuleSet> held_;      // by shard: granules that came with a mean
     std::uint32_t answered_count_ = 0;
-    std::vector<std::uint8_t>
-        mean_planes_;  // in a column, by shard: with which rows send its mean on; 0: not known
     std::vector<Time> gather_last_at_;  // by owner: the latest packet of its mean; -1: none yet
     std::vector<Time> ripe_at_;         // by owner: the last part of its mean came; -1: not yet
     std::uint32_t unripe_;              // owners whose has not, the local rank left out

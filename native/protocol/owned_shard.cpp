@@ -11,10 +11,11 @@ OwnedShard::OwnedShard(const OpContext& context, std::uint32_t granules, std::un
       granules_(granules),
       values_(std::move(values)),
       arrived_(shape_.ranks, GranuleSet(granules)),
-      settled_(granules),
+      decided_(granules),
       complete_(granules),
       final_(granules),
       ended_(shape_.ranks),
+      left_(shape_.ranks),
       abstains_(shape_.ranks),
       entered_at_(shape_.ranks, -1),
       last_at_(shape_.ranks, -1),
@@ -23,59 +24,82 @@ OwnedShard::OwnedShard(const OpContext& context, std::uint32_t granules, std::un
       covered_(context.audience.present),
       cursors_(shape_.ranks + 1u) {}
 
-void OwnedShard::enter(Time now, float* bucket_shard, std::span<const float> weights, bool contributing,
-                       const Coding& gather) {
+void OwnedShard::enter(Time now, float* bucket_shard, bool contributing, const Coding& gather) {
     values_->leave_pool();
     values_->take_over(runs_, bucket_shard);
+    if (reduced()) return;
+    values_->enter(bucket_shard, gather);
     if (closed()) return;
-    values_->enter(bucket_shard, gather, weights);
-    if (scattered()) return;
     note_entry(shape_.self, now);
     ripen(shape_.self, now);
     if (!contributing) return abstain(shape_.self, now);
     arrived_[shape_.self].set(0, granules_);
-    for (auto& settled : settled_) ++settled;
-    settle_complete(0, granules_, now);
+    for (auto& ranks : decided_) ++ranks;
+    reduce_complete(0, granules_, now);
 }
 
-void OwnedShard::leave(bool awaited) {
+void OwnedShard::hand_back(bool awaited) {
     bool needed = awaited;
     for (Rank peer = 0; peer < shape_.ranks; ++peer)
         needed |= peer != shape_.self && (!served(peer) || late(peer));
-    values_->leave(needed);
+    values_->hand_back(needed);
 }
 
 void OwnedShard::abstain(Rank rank, Time now) {
-    if (scattered() || abstains_[rank]) return;
+    if (closed() || abstains_[rank]) return;
     abstains_[rank] = true;
     ripen(rank, now);
-    for (std::uint32_t g = 0; g < granules_; ++g) settled_[g] += !arrived_[rank].test(g);
-    settle_complete(0, granules_, now);
+    for (std::uint32_t g = 0; g < granules_; ++g) decided_[g] += !arrived_[rank].test(g);
+    reduce_complete(0, granules_, now);
 }
 
-void OwnedShard::end(Rank rank, Time now) {
+void OwnedShard::peer_ended(Rank rank, Time now) {
     ended_[rank] = true;
-    uncover(rank);
-    // In a row, other rows may still apply it.
-    const bool all =
-        context_.level != Level::kRow && std::count(ended_.begin(), ended_.end(), true) == shape_.ranks - 1;
-    if (!all || closed()) return abstain(rank, now);
+    lose(rank, now);
+}
+
+void OwnedShard::peer_left(Rank rank, Time now) {
+    left_[rank] = true;
+    lose(rank, now);
+}
+
+void OwnedShard::lose(Rank rank, Time now) {
+    serve_apart(rank);
+    if (alone()) return close(now, Ending::kDeadline);
+    abstain(rank, now);
+}
+
+// Nobody else will apply the mean. It is void then: the owner's replica must not part by its own gradient from those of ranks
+// that are still in the group. When all the others have left there is none to part from.
+bool OwnedShard::alone() const {
+    if (values_->shared_beyond_group()) return false;
+    bool others = false;
+    for (Rank rank = 0; rank < shape_.ranks; ++rank) {
+        if (rank == shape_.self || left_[rank]) continue;
+        if (!ended_[rank] && !context_.silent[rank]) return false;
+        others = true;
+    }
+    return others;
+}
+
+// What is not final yet becomes EMPTY.
+void OwnedShard::drop_arrived() {
     for (GranuleSet& arrived : arrived_) arrived.keep_only(final_);
-    close(now, Ending::kDeadline);
 }
 
 std::optional<wire::Reject> OwnedShard::contribute(const wire::Header& header, std::uint32_t first,
                                                    std::uint32_t last, std::span<const std::byte> payload,
                                                    Time now) {
     const Rank from = header.source;
-    if (scattered() || abstains_[from]) return wire::Reject::kLate;
+    if (closed() || abstains_[from]) return wire::Reject::kLate;
     if (arrived_[from].any(first, last)) return wire::Reject::kDuplicate;
     arrived_[from].set(first, last);
     last_at_[from] = now;
     if (header.flags & wire::kLastPart) ripen(from, now);
-    for (std::uint32_t g = first; g < last; ++g) ++settled_[g];
+    if (first == last) return std::nullopt;  // trimmed to nothing
+    for (std::uint32_t g = first; g < last; ++g) ++decided_[g];
     values_->offer(header, first, last, payload);
-    settle_complete(first, last, now);
+    reduce_complete(first, last, now);
     values_->save();
     return std::nullopt;
 }
@@ -106,7 +130,7 @@ Time OwnedShard::ripe_at() const {
 // Rule 1: the clock is started by the majority, because one started by the fastest rank would throw the others
 // away; the first arrival only caps it.
 OwnedShard::Close OwnedShard::close_at(const Bounds& bounds) const {
-    if (scattered() || entries_.empty()) return {};
+    if (closed() || entries_.empty()) return {};
     Close close{entries_.front() + bounds.scatter_cap, Ending::kBound};
     if (entries_.size() >= majority())
         close.at = std::min(close.at, entries_[majority() - 1] + bounds.scatter);
@@ -131,36 +155,42 @@ double OwnedShard::lacking() const {
 
 // Close by the clock: every granule becomes final with whoever delivered it.
 void OwnedShard::close(Time now, Ending ending, float skip_above) {
-    if (scattered()) return;
+    if (closed()) return;
     ending_ = ending;
-    if (skip_above > 0 && lacking() > skip_above) {
+    if (alone()) {
+        drop_arrived();
+    } else if (skip_above > 0 && lacking() > skip_above) {
         delivered_ = arrived_;
-        for (GranuleSet& arrived : arrived_) arrived.keep_only(final_);
+        drop_arrived();
     }
-    for (auto& settled : settled_) settled = shape_.ranks;
-    settle_complete(0, granules_, now);
+    for (auto& ranks : decided_) ranks = shape_.ranks;
+    reduce_complete(0, granules_, now);
 }
 
-// Hand on the granules of [first, last) that all ranks have settled, and take in what becomes final by it.
-void OwnedShard::settle_complete(std::uint32_t first, std::uint32_t last, Time now) {
-    const auto due = [&](std::uint32_t g) { return settled_[g] == shape_.ranks && !complete_.test(g); };
+// Hand on the granules of [first, last) that all ranks have decided, and take in what becomes final by it.
+void OwnedShard::reduce_complete(std::uint32_t first, std::uint32_t last, Time now) {
+    const auto due = [&](std::uint32_t g) { return decided_[g] == shape_.ranks && !complete_.test(g); };
     for (std::uint32_t end; first < last; first = end) {
         end = first + 1;
         if (!due(first)) continue;
         while (end < last && due(end)) ++end;
         complete_.set(first, end);
         complete_granules_ += end - first;
-        if (context_.level == Level::kRow) continue;
-        non_finite_ |= values_->settle(first, end, arrived_, fresh_);
+        non_finite_ |= values_->reduce(first, end, arrived_, fresh_);
         take_fresh();
     }
-    if (scattered()) closed_at_ = now;
+    if (closed()) closed_at_ = now;
 }
 
-void OwnedShard::conclude(std::span<const float> means, const GranuleSet& held,
-                          std::span<const std::uint8_t> planes) {
-    values_->conclude(means, held, planes, fresh_);
+void OwnedShard::reduce_more() {
+    non_finite_ |= values_->reduce(0, 0, arrived_, fresh_);
     take_fresh();
+}
+
+void OwnedShard::give_up() {
+    if (reduced()) return;
+    values_->give_up();
+    reduce_more();
 }
 
 void OwnedShard::take_fresh() {
@@ -201,7 +231,7 @@ void OwnedShard::advance(Rank peer, std::uint32_t granules) {
     at.granule += granules;
 }
 
-void OwnedShard::uncover(Rank peer) {
+void OwnedShard::serve_apart(Rank peer) {
     if (!covers(peer)) return;
     covered_.reset(static_cast<std::size_t>(context_.audience.index(peer)));
     cursors_[peer] = cursors_[shape_.ranks];

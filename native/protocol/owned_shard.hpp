@@ -17,17 +17,16 @@ public:
     OwnedShard(const OpContext& context, std::uint32_t granules, std::unique_ptr<Reduction> values);
 
     // The caller's shard: holds the own contribution, if there is one, and receives the mean in its place.
-    // The memory is no longer the pool's. `weights`: in a column, of the own contribution, by granule.
-    void enter(Time now, float* bucket_shard, std::span<const float> weights, bool contributing,
-               const Coding& gather);
+    // The memory is no longer the pool's.
+    void enter(Time now, float* bucket_shard, bool contributing, const Coding& gather);
     // The caller takes its shard back. What a peer has not been sent yet is saved, and what it may need again.
-    void leave(bool awaited);
+    void hand_back(bool awaited);
     // The rank will deliver nothing (more). Its missing granules are waited for no longer.
     void abstain(Rank rank, Time now);
-    // As abstain(), and the rank will not apply the mean: the rest of it is late, and must not delay ops that are
-    // alive. A mean that nobody else applies is void: the owner's replica must not part from the others by its own
-    // gradient, so what is not final yet becomes EMPTY.
-    void end(Rank rank, Time now);
+    // As abstain(), and the rank will not apply the mean. If it has ended the op, the rest of the mean is late for it, and
+    // must not delay ops that are alive.
+    void peer_ended(Rank rank, Time now);
+    void peer_left(Rank rank, Time now);
     std::optional<wire::Reject> contribute(const wire::Header& header, std::uint32_t first,
                                            std::uint32_t last, std::span<const std::byte> payload, Time now);
     void note_entry(Rank rank, Time entered_at);
@@ -41,12 +40,15 @@ public:
     // Reduce what has arrived; nothing, if so much is missing that the mean would err by more than this share of its energy.
     void close(Time now, Ending ending, float skip_above = 0);
 
-    // Nothing more is waited for. In a row of a grid the mean is not final by that: it comes from the column.
-    bool scattered() const { return complete_granules_ == granules_; }
-    void sum(std::span<float> sums, std::span<float> weights) { values_->sum(arrived_, sums, weights); }
-    void conclude(std::span<const float> means, const GranuleSet& held, std::span<const std::uint8_t> planes);
-    bool closed() const { return final_granules_ == granules_; }
-    Time closed_at() const { return closed_at_; }  // when it was scattered
+    // SCATTER takes no more contributions.
+    bool closed() const { return complete_granules_ == granules_; }
+    Time closed_at() const { return closed_at_; }
+    // Every granule of the mean is final: at once when it is closed, unless the mean is shared beyond the group. Then
+    // reduce_more() takes in what has become final since, and give_up() makes the rest EMPTY.
+    bool reduced() const { return final_granules_ == granules_; }
+    void reduce_more();
+    void give_up();
+    Reduction& values() { return *values_; }
     Ending ending() const { return ending_; }
     Time majority_entered_at() const { return entries_.size() < majority() ? -1 : entries_[majority() - 1]; }
     const std::vector<Time>& entered_at() const { return entered_at_; }
@@ -72,14 +74,14 @@ public:
     }
     void advance(Rank peer, std::uint32_t granules);
     void rewind(Rank peer, RunCursor to);
-    bool ended(Rank peer) const { return ended_[peer]; }
-    bool sent_all(Rank peer) const { return closed() && !unsent(peer); }
-    bool served(Rank peer) const { return closed() && !pending(covers(peer) ? shape_.ranks : peer); }
+    bool has_ended(Rank peer) const { return ended_[peer]; }
+    bool sent_all(Rank peer) const { return reduced() && !unsent(peer); }
+    bool served(Rank peer) const { return reduced() && !pending(covers(peer) ? shape_.ranks : peer); }
     const Audience::Set& covered() const { return covered_; }  // and not ended
     // From here on it is served by unicast.
-    void uncover(Rank peer);
+    void serve_apart(Rank peer);
 
-    // Once closed: keep the mean only, in `smaller`.
+    // Once reduced: keep the mean only, in `smaller`.
     std::size_t compact_floats() const { return values_->mean_floats(); }
     void compact(Block smaller) { values_->compact(std::move(smaller)); }
     bool compacted() const { return values_->compacted(); }
@@ -87,7 +89,10 @@ public:
 
 private:
     double lacking() const;
-    void settle_complete(std::uint32_t first, std::uint32_t last, Time now);
+    bool alone() const;
+    void drop_arrived();
+    void lose(Rank rank, Time now);
+    void reduce_complete(std::uint32_t first, std::uint32_t last, Time now);
     void take_fresh();
     void append(Run run);
     std::optional<Run> unsent(Rank peer) const;
@@ -106,10 +111,10 @@ private:
 
     std::vector<GranuleSet> arrived_;     // by rank: granules with a value
     std::vector<GranuleSet> delivered_;   // by rank: those before the op was skipped; or none
-    std::vector<std::uint16_t> settled_;  // by granule: ranks that delivered it or never will
-    GranuleSet complete_;                 // granules settled by all ranks, and handed on for reduction
+    std::vector<std::uint16_t> decided_;  // by granule: ranks that delivered it or never will
+    GranuleSet complete_;                 // granules decided by all ranks, and handed on for reduction
     GranuleSet final_;                    // granules whose mean is computed
-    std::vector<bool> ended_;             // by rank
+    std::vector<bool> ended_, left_;      // by rank
     std::vector<bool> abstains_;          // by rank
     std::vector<Time> entered_at_;        // by rank; -1: not known
     std::vector<Time> entries_;           // the same, ascending

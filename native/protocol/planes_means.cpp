@@ -40,8 +40,8 @@ void PlanesMeans::place(const wire::Header& header, std::uint32_t, std::uint32_t
         codec::head_of(header), payload, rotated(header.shard, block).subspan(header.first - block.begin));
 }
 
-void PlanesMeans::settle(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
-                         const GranuleSet& held) {
+void PlanesMeans::note_answers(Rank shard, std::uint32_t first, std::uint32_t last,
+                               const GranuleSet& answered, const GranuleSet& held) {
     each_block(shard, first, last, [&](const codec::BlockSpan& block, Incoming& incoming) {
         if (!incoming.done && answered.all(block.first_granule(), block.last_granule()))
             complete(shard, block, held);
@@ -83,7 +83,7 @@ void PlanesMeans::enter(std::span<float> bucket, const std::vector<GranuleSet>& 
     memory_ = {};
 }
 
-void PlanesMeans::finish(Rank own_shard, const std::vector<GranuleSet>& held) {
+void PlanesMeans::end(Rank own_shard, const std::vector<GranuleSet>& held) {
     for (Rank shard = 0; shard < layout_.ranks; ++shard)
         if (shard != own_shard)
             each_block(shard, 0, layout_.granules(shard),

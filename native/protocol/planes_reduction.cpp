@@ -28,16 +28,16 @@ PlanesReduction::PlanesReduction(OpContext& context, Seq seq, const Layout& layo
       keys_(context.shape.seed, seq, shard_),
       blocks_(layout.length(shard_)),
       coding_(gather),
+      present_(layout.granules(shard_)),
       memory_(std::move(memory)),
       mean_(memory_ ? bytes(memory_) + (layout.ranks - 1u) * mean_floats(layout) * sizeof(float) : nullptr),
       newest_(std::size_t{blocks_.count()} * layout.ranks, kNone),
       heads_(blocks_.count()),
       means_(blocks_.count()),
-      present_(layout.granules(shard_)),
       lengths_(layout.granules(shard_)) {
     const codec::SendOrder order = send_order(coding_);
     for (std::uint32_t k = 0; k < order.stripes(); ++k)
-        unsettled_.push_back(order.first_granule(k + 1) - order.first_granule(k));
+        open_.push_back(order.first_granule(k + 1) - order.first_granule(k));
 }
 
 codec::SendOrder PlanesReduction::send_order(const Coding& coding) const {
@@ -58,9 +58,9 @@ void PlanesReduction::offer(const wire::Header& header, std::uint32_t first, std
                        std::exchange(newest, static_cast<std::uint32_t>(pieces_.size()))});
 }
 
-bool PlanesReduction::settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+bool PlanesReduction::reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                              std::vector<Run>& runs) {
-    if (unsettled_.empty()) {  // a shard without coordinates
+    if (open_.empty()) {  // a shard without coordinates
         runs.push_back({first, last, true});
         return false;
     }
@@ -69,15 +69,15 @@ bool PlanesReduction::settle(std::uint32_t first, std::uint32_t last, const std:
     for (std::uint32_t g = first; g < last;) {
         const std::uint32_t index = order.stripe_of_granule(g);
         const std::uint32_t end = std::min(last, order.first_granule(index + 1));
-        unsettled_[index] -= end - g;
-        if (unsettled_[index] == 0) non_finite |= reduce(order.stripe(index), arrived, runs);
+        open_[index] -= end - g;
+        if (open_[index] == 0) non_finite |= reduce_stripe(order.stripe(index), arrived, runs);
         g = end;
     }
     return non_finite;
 }
 
-bool PlanesReduction::reduce(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,
-                             std::vector<Run>& runs) {
+bool PlanesReduction::reduce_stripe(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,
+                                    std::vector<Run>& runs) {
     const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
     const std::size_t coords = std::size_t{last - first} * kGranule;
     const codec::RotatedStripe own = own_stripe(stripe, arrived);
@@ -113,56 +113,6 @@ void PlanesReduction::encode(const codec::Stripe& stripe, const codec::RotatedSt
         if (bucket_shard_) apply(block, bucket_shard_);
 }
 
-// In the rotated domain, where the mean is taken.
-void PlanesReduction::sum(const std::vector<GranuleSet>& arrived, std::span<float> sums,
-                          std::span<float> weights) {
-    std::fill(sums.begin(), sums.end(), 0.0f);
-    std::fill(weights.begin(), weights.end(), 0.0f);
-    const codec::SendOrder order = send_order(coding_);
-    for (std::uint32_t k = 0; k < order.stripes(); ++k) {
-        const codec::Stripe stripe = order.stripe(k);
-        const codec::RotatedStripe own = own_stripe(stripe, arrived);
-        for (std::size_t b = 0; b < stripe.blocks.size(); ++b) {
-            const codec::BlockSpan& block = stripe.blocks[b];
-            accumulate_block(block, sums.subspan(block.begin, block.length),
-                             weights.subspan(block.first_granule(), block.length / kGranule), own, b,
-                             arrived);
-        }
-    }
-}
-
-// Every row encodes the same mean, so it may only depend on that: nothing is known of the weights behind it, and its planes
-// are those of the first of the column's owners who has said a number.
-void PlanesReduction::conclude(std::span<const float> means, const GranuleSet& held,
-                               std::span<const std::uint8_t> planes, std::vector<Run>& runs) {
-    if (unsettled_.empty()) runs.push_back({0, layout_.granules(shard_), true});  // without coordinates
-    present_ = held;
-    const codec::SendOrder order = send_order(coding_);
-    for (std::uint32_t k = 0; k < order.stripes(); ++k) {
-        Coding coding = coding_;
-        for (std::uint32_t g = order.first_granule(k);
-             g < std::min<std::size_t>(order.first_granule(k + 1), planes.size()); ++g)
-            if (planes[g] > 0) {
-                coding.planes = planes[g];
-                break;
-            }
-        const codec::Stripe stripe = send_order(coding).stripe(k);
-        const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
-        const std::size_t coords = std::size_t{last - first} * kGranule;
-        codec::RotatedStripe mean{stripe.blocks, grown(context_.stripe, coords), {}};
-        for (std::size_t b = 0; b < stripe.blocks.size(); ++b) {
-            const codec::BlockSpan& block = stripe.blocks[b];
-            const std::uint32_t present = held.count(block.first_granule(), block.last_granule());
-            const auto z = mean.block(b);
-            if (present > 0) std::copy_n(means.begin() + block.begin, block.length, z.begin());
-            note_mean(block, z, present);
-            mean.scales.push_back(codec::scale_of_mean(z, std::size_t{present} * kGranule, false, false));
-        }
-        encode(stripe, mean, coding.planes, runs);
-        unsettled_[k] = 0;
-    }
-}
-
 // Rules 4 and 5: Σ c_b(q)·σ / Σ w_b in rank order; the own contribution as it is.
 codec::Scale PlanesReduction::reduce_block(const codec::BlockSpan& block, std::span<float> sums,
                                            const codec::RotatedStripe& own, std::size_t index,
@@ -184,7 +134,6 @@ codec::Scale PlanesReduction::reduce_block(const codec::BlockSpan& block, std::s
     return codec::scale_of_mean(sums, std::size_t{present} * kGranule, gaussian, even);
 }
 
-// Adds to sums and, by granule, to weights. Returns whether the sum is as good as Gaussian.
 bool PlanesReduction::accumulate_block(const codec::BlockSpan& block, std::span<float> sums,
                                        std::span<float> weights, const codec::RotatedStripe& own,
                                        std::size_t index, const std::vector<GranuleSet>& arrived) {
@@ -314,7 +263,7 @@ std::uint32_t PlanesReduction::packet(Rank, const Run& run, Outgoing& out) const
 void PlanesReduction::take_over(std::span<const Run>, float* bucket_shard) const {
     const codec::SendOrder order = send_order(coding_);
     for (std::uint32_t k = 0; k < order.stripes(); ++k)
-        if (unsettled_[k] == 0)
+        if (open_[k] == 0)
             for (const codec::BlockSpan& block : order.stripe(k).blocks) apply(block, bucket_shard);
 }
 

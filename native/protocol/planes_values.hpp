@@ -34,7 +34,7 @@ private:
 };
 
 // A stripe becomes final as a whole: the scale of a block's mean needs all of the block.
-class PlanesReduction final : public Reduction {
+class PlanesReduction : public Reduction {
 public:
     // `memory`: slots for the packets of each peer's contribution, then for those of the mean.
     PlanesReduction(OpContext& context, Seq seq, const Layout& layout, const Coding& gather, Block memory);
@@ -43,28 +43,46 @@ public:
     }
     static std::size_t floats(const Layout& layout) { return layout.ranks * mean_floats(layout); }
 
-    void enter(float* bucket_shard, const Coding& gather, std::span<const float>) override {
+    void enter(float* bucket_shard, const Coding& gather) override {
         bucket_shard_ = bucket_shard;
         coding_ = gather;
     }
     void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
     void save() override {}
-    bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+    bool reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                 std::vector<Run>& runs) override;
-    void sum(const std::vector<GranuleSet>& arrived, std::span<float> sums,
-             std::span<float> weights) override;
-    void conclude(std::span<const float> means, const GranuleSet& held, std::span<const std::uint8_t> planes,
-                  std::vector<Run>& runs) override;
     std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const override;
     void take_over(std::span<const Run> runs, float* bucket_shard) const override;
-    void leave(bool) override { bucket_shard_ = nullptr; }
+    void hand_back(bool) override { bucket_shard_ = nullptr; }
 
     std::size_t mean_floats() const override { return mean_floats(layout_); }
     void compact(Block smaller) override;
     bool compacted() const override { return mean_ == bytes(memory_); }
     bool pooled() const override { return memory_.pooled(); }
     void leave_pool() override { memory_.leave_pool(); }
+
+protected:
+    codec::SendOrder send_order(const Coding& coding) const;
+    codec::RotatedStripe own_stripe(const codec::Stripe& stripe,
+                                    const std::vector<GranuleSet>& arrived) const;
+    // Adds to sums and, by granule, to weights. Returns whether the sum is as good as Gaussian.
+    bool accumulate_block(const codec::BlockSpan& block, std::span<float> sums, std::span<float> weights,
+                          const codec::RotatedStripe& own, std::size_t index,
+                          const std::vector<GranuleSet>& arrived);
+    void note_mean(const codec::BlockSpan& block, std::span<const float> mean, std::uint32_t present);
+    // Of a mean of which present_ says what there is: codes it and writes it to the bucket.
+    void encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean, int planes,
+                std::vector<Run>& runs);
+
+    OpContext& context_;
+    const Layout layout_;
+    const Rank shard_;
+    const codec::BlockKeys keys_;
+    const codec::Blocks blocks_;
+    Coding coding_;
+    std::vector<std::uint32_t> open_;  // by stripe: granules that are not closed yet
+    GranuleSet present_;               // granules with a mean
 
 private:
     // A packet of a contribution, in its rank's slots.
@@ -89,39 +107,22 @@ private:
 
     std::byte* slot(Rank rank, std::uint32_t granule) const;
     std::byte* mean_slot(std::uint32_t granule) const { return mean_ + granule * codec::kSlotBytes; }
-    codec::SendOrder send_order(const Coding& coding) const;
-    bool reduce(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived, std::vector<Run>& runs);
-    codec::RotatedStripe own_stripe(const codec::Stripe& stripe,
-                                    const std::vector<GranuleSet>& arrived) const;
+    bool reduce_stripe(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,
+                       std::vector<Run>& runs);
     codec::Scale reduce_block(const codec::BlockSpan& block, std::span<float> sums,
                               const codec::RotatedStripe& own, std::size_t index,
                               const std::vector<GranuleSet>& arrived);
-    bool accumulate_block(const codec::BlockSpan& block, std::span<float> sums, std::span<float> weights,
-                          const codec::RotatedStripe& own, std::size_t index,
-                          const std::vector<GranuleSet>& arrived);
-    void note_mean(const codec::BlockSpan& block, std::span<const float> mean, std::uint32_t present);
-    void encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean, int planes,
-                std::vector<Run>& runs);
     std::vector<codec::PacketRun> cut_at_gaps(const codec::Stripe& stripe, std::vector<Run>& runs);
     codec::PlanesHead head_at(std::uint32_t granule) const;
     void apply(const codec::BlockSpan& block, float* bucket_shard) const;
 
-    OpContext& context_;
-    const Layout layout_;
-    const Rank shard_;
-    const codec::BlockKeys keys_;
-    const codec::Blocks blocks_;
-    Coding coding_;
     Block memory_;
     std::byte* mean_;
     float* bucket_shard_ = nullptr;
-
     std::vector<Piece> pieces_;
     std::vector<std::uint32_t> newest_;     // by block and rank: its last piece
-    std::vector<std::uint32_t> unsettled_;  // by stripe: granules
     std::vector<codec::PlanesHead> heads_;  // by block: of the mean's packets
     std::vector<double> means_;             // by block: the mean's energy
-    GranuleSet present_;                    // granules with a mean
     std::vector<std::uint16_t> lengths_;    // by granule: those of the mean's packet that begins there
 };
 
@@ -133,10 +134,10 @@ public:
 
     void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
-    void settle(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
-                const GranuleSet& held) override;
+    void note_answers(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
+                      const GranuleSet& held) override;
     void enter(std::span<float> bucket, const std::vector<GranuleSet>& held) override;
-    void finish(Rank own_shard, const std::vector<GranuleSet>& held) override;
+    void end(Rank own_shard, const std::vector<GranuleSet>& held) override;
 
 private:
     struct Incoming {

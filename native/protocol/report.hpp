@@ -84,8 +84,6 @@ struct OpReport {
     std::uint64_t trimmed_packets = 0, resent_packets = 0;
     std::uint64_t multicast_packets = 0;  // sent once for many
 
-    std::vector<std::uint8_t>
-        mean_planes;   // in a column, by shard: with which rows send its mean on; 0: not known
     LrScale lr_scale;  // the latest that was heard of
 
     // With Settings::record_fates: which granules arrived.

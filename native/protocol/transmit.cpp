@@ -80,7 +80,7 @@ bool Endpoint::next_data(Time now, Rank rank, Outgoing& out) {
         bool over = seq < next_seq_;
         for (auto& op : at->second.variants) {
             const bool fresh = op->pending(rank), lost = !peer.path.lost().empty();
-            over &= op->served(rank) && op->closed() && (op->finished() || !op->entered()) && !lost;
+            over &= op->served(rank) && op->reduced() && (op->ended() || !op->entered()) && !lost;
             if (!fresh && !lost) continue;
             if (!may_send(now, rank, *op)) return false;
             if (!next_of(now, rank, *op, out)) {

@@ -1,31 +1,15 @@
-// The words that every part of the protocol shares: time, ranks, the group's shape, the layout of a bucket.
+// What describes a group and its ops: their shape, the layout of a bucket, the terms of an op.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+
+#include "base/types.hpp"
 
 namespace tailcut {
 
-using Time = std::int64_t;      // nanoseconds of whatever clock the driver uses
-using Duration = std::int64_t;  // nanoseconds
-using Rank = std::uint16_t;
-using Seq = std::uint32_t;
 using Ticket = std::uint64_t;  // names one submitted op towards the caller
-
-inline constexpr Time kNever = std::numeric_limits<Time>::max();
-inline constexpr std::uint32_t kGranule = 64;  // coordinates; arrival is kept per granule
-inline constexpr Duration kMicrosecond = 1'000;
-inline constexpr Duration kMillisecond = 1'000'000;
-
-// A counter-based generator (splitmix64): randomness with an address.
-constexpr std::uint64_t mix(std::uint64_t x) {
-    x += 0x9E3779B97F4A7C15;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-    return x ^ (x >> 31);
-}
 
 struct Shape {
     Rank self = 0;

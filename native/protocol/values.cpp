@@ -7,11 +7,12 @@
 namespace tailcut {
 
 OpContext::OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::PacketLimits> limits,
-                     Memory& memory, bool elided)
+                     Memory& memory, Values& values, bool elided)
     : shape(shape),
       codec(codec),
       limits(std::move(limits)),
       memory(memory),
+      values(values),
       elided(elided),
       silent(shape.ranks) {
     gather_limits = this->limits[shape.self];
@@ -23,33 +24,13 @@ std::size_t owned_floats(wire::Codec codec, const Layout& layout) {
     return codec == wire::Codec::kPlanes ? PlanesReduction::floats(layout) : RawReduction::floats(layout);
 }
 
-std::unique_ptr<Contributions> make_contributions(OpContext& context, Seq seq, const Layout& layout,
-                                                  const Coding& coding, std::span<const float> bucket,
-                                                  std::span<const float> weights) {
-    if (context.elided && context.codec == wire::Codec::kPlanes)
-        return std::make_unique<ElidedPlanesContributions>(context, seq, layout, coding);
-    if (context.elided)
-        return std::make_unique<ElidedRawContributions>(context, seq, layout, bucket, weights);
-    if (context.codec == wire::Codec::kPlanes)
-        return std::make_unique<PlanesContributions>(context, seq, layout, coding, bucket);
-    return std::make_unique<RawContributions>(context, seq, layout, bucket, weights);
-}
-
-std::unique_ptr<Reduction> make_reduction(OpContext& context, Seq seq, const Layout& layout,
-                                          const Coding& gather, Block memory) {
-    if (context.elided && context.codec == wire::Codec::kPlanes)
-        return std::make_unique<ElidedPlanesReduction>(context, seq, layout, gather, std::move(memory));
-    if (context.elided) return std::make_unique<ElidedRawReduction>(context, seq, layout, std::move(memory));
-    if (context.codec == wire::Codec::kPlanes)
-        return std::make_unique<PlanesReduction>(context, seq, layout, gather, std::move(memory));
-    return std::make_unique<RawReduction>(context, seq, layout, std::move(memory));
-}
-
-std::unique_ptr<Means> make_means(OpContext& context, Seq seq, const Layout& layout, Block memory) {
-    if (context.elided) return std::make_unique<ElidedMeans>(layout, std::move(memory));
-    if (context.codec == wire::Codec::kPlanes)
-        return std::make_unique<PlanesMeans>(context, seq, layout, std::move(memory));
-    return std::make_unique<RawMeans>(layout, std::move(memory));
+std::unique_ptr<Values> make_values(wire::Codec codec, bool elided) {
+    const bool planes = codec == wire::Codec::kPlanes;
+    if (elided && planes)
+        return std::make_unique<ValuesOf<ElidedPlanesContributions, ElidedPlanesReduction, ElidedMeans>>();
+    if (elided) return std::make_unique<ValuesOf<ElidedRawContributions, ElidedRawReduction, ElidedMeans>>();
+    if (planes) return std::make_unique<ValuesOf<PlanesContributions, PlanesReduction, PlanesMeans>>();
+    return std::make_unique<ValuesOf<RawContributions, RawReduction, RawMeans>>();
 }
 
 }  // namespace tailcut

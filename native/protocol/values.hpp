@@ -1,6 +1,6 @@
 // How the coordinates of one op travel, in one codec: what Op and OwnedShard leave open. They know which granules have
 // come and when a stage ends; these know bytes and arithmetic. The variants are in raw_values.hpp, planes_values.hpp and
-// elided_values.hpp.
+// elided_values.hpp; `Values` makes those that an endpoint uses.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "codec/packet_limits.hpp"
@@ -45,38 +46,20 @@ struct Outgoing {
     std::shared_ptr<const void> keeper;  // keeps encoded bytes alive, whatever the op does next
 };
 
-// What the owner of a shard in a row of a grid has to hand on to its column: the sum of what arrived, and by granule how many
-// contributions that is.
-struct Sums {
-    Seq seq;
-    std::uint32_t bucket_len;
-    Block block;
-    std::vector<float> weights;
-    bool non_finite;
-    Time due;  // when the shard would have been closed without all of it: other rows may need as long
-
-    std::span<float> values() const { return {block.data(), weights.size() * kGranule}; }
-};
-
-// Where a group stands in a grid (grid.hpp).
-enum class Level : std::uint8_t {
-    kFlat,    // nowhere: it is all there is
-    kRow,     // what an owner has summed goes to its column before it is a mean
-    kColumn,  // contributions are sums, with weights
-};
+class Values;
 
 // What all ops of an endpoint share.
 struct OpContext {
     OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::PacketLimits> limits, Memory& memory,
-              bool elided = false);
+              Values& values, bool elided = false);
 
     Shape shape;
     wire::Codec codec;
     std::vector<codec::PacketLimits> limits;  // by peer, then of multicast, if there is any
     codec::PacketLimits gather_limits;        // the least of all: a mean is encoded once, for everybody
     Memory& memory;
-    bool elided;  // values are not there (elided_values.hpp)
-    Level level = Level::kFlat;
+    Values& values;
+    bool elided;               // values are not there (elided_values.hpp)
     std::vector<bool> silent;  // by rank: nothing was heard of it for several ops
     std::size_t silent_count = 0;
     Time heard_at = -1;  // of anybody
@@ -118,31 +101,27 @@ class Reduction {
 public:
     virtual ~Reduction() = default;
     const Energies& energies() const { return energies_; }
-    // Where the own contribution is, if there is one, and where the mean goes until leave(); the mean's coding; and, in a
-    // column, the contribution's weights by granule.
-    virtual void enter(float* bucket_shard, const Coding& gather, std::span<const float> weights) = 0;
-    // Granules [first, last) of a contribution. save() follows, and in between perhaps settle().
+    // Where the own contribution is, if there is one, and where the mean goes until hand_back(); and the mean's coding.
+    virtual void enter(float* bucket_shard, const Coding& gather) = 0;
+    // Granules [first, last) of a contribution. save() follows, and in between perhaps reduce().
     virtual void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                        std::span<const std::byte> payload) = 0;
     virtual void save() = 0;
-    // Granules for which nothing more will come. Appends the runs that become final, perhaps later and more at once.
-    // Returns whether any mean is Inf or NaN. Contributions are those that `arrived`, by rank, says.
-    virtual bool settle(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+    // Granules for which nothing more will come; perhaps none. Appends all runs that have become final since the last call.
+    // A run may become final later than it is closed. Returns whether any mean is Inf or NaN. Contributions are those
+    // that `arrived`, by rank, says.
+    virtual bool reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                         std::vector<Run>& runs) = 0;
-    // In a row of a grid there is no settle(). When nothing more will come: the sum of what arrived, which the column
-    // averages, and by granule how many contributions it stands for, less what quantization took from them;
-    virtual void sum(const std::vector<GranuleSet>& arrived, std::span<float> sums,
-                     std::span<float> weights) = 0;
-    // then the mean, of the granules in `held`: all becomes final. `planes`, by granule, with which every row is to send it;
-    // 0: not known.
-    virtual void conclude(std::span<const float> means, const GranuleSet& held,
-                          std::span<const std::uint8_t> planes, std::vector<Run>& runs) = 0;
+    // Whether others than the ranks of the group apply the mean, too. Such a mean is final some time after the close.
+    virtual bool shared_beyond_group() const { return false; }
+    // What is not final after the close becomes EMPTY; the next reduce() says so.
+    virtual void give_up() {}
     // The next packet of a run, cut to what is left of it: fills in payload, place and codec, returns its granules.
     virtual std::uint32_t packet(Rank peer, const Run& run, Outgoing& out) const = 0;
     // Writes the mean of these runs, which became final before enter().
     virtual void take_over(std::span<const Run> runs, float* bucket_shard) const = 0;
     // The caller takes its shard back; `needed`: a peer still has to be sent some of the mean.
-    virtual void leave(bool needed) = 0;
+    virtual void hand_back(bool needed) = 0;
 
     virtual std::size_t mean_floats() const = 0;
     virtual void compact(Block smaller) = 0;  // keep the mean only
@@ -163,12 +142,12 @@ public:
     virtual void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                        std::span<const std::byte> payload) = 0;
     // After answers to [first, last), with values or EMPTY.
-    virtual void settle(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
-                        const GranuleSet& held) = 0;
+    virtual void note_answers(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
+                              const GranuleSet& held) = 0;
     // From now on values go to the bucket, as do those that came before.
     virtual void enter(std::span<float> bucket, const std::vector<GranuleSet>& held) = 0;
     // What did not come is zero.
-    virtual void finish(Rank own_shard, const std::vector<GranuleSet>& held) = 0;
+    virtual void end(Rank own_shard, const std::vector<GranuleSet>& held) = 0;
 
 protected:
     // Coordinates of a mean of all ranks that came or did not, not looked at.
@@ -179,13 +158,38 @@ protected:
     Energies energies_;
 };
 
-std::size_t owned_floats(wire::Codec codec, const Layout& layout);
+// Makes the values of an endpoint's ops, all of one kind.
+class Values {
+public:
+    virtual ~Values() = default;
+    virtual std::unique_ptr<Contributions> contributions(OpContext& context, Seq seq, const Layout& layout,
+                                                         const Coding& coding,
+                                                         std::span<const float> bucket) = 0;
+    virtual std::unique_ptr<Reduction> reduction(OpContext& context, Seq seq, const Layout& layout,
+                                                 const Coding& gather, Block memory) = 0;
+    virtual std::unique_ptr<Means> means(OpContext& context, Seq seq, const Layout& layout, Block memory) = 0;
+};
 
-std::unique_ptr<Contributions> make_contributions(OpContext& context, Seq seq, const Layout& layout,
-                                                  const Coding& coding, std::span<const float> bucket,
-                                                  std::span<const float> weights);
-std::unique_ptr<Reduction> make_reduction(OpContext& context, Seq seq, const Layout& layout,
-                                          const Coding& gather, Block memory);
-std::unique_ptr<Means> make_means(OpContext& context, Seq seq, const Layout& layout, Block memory);
+template <typename ItsContributions, typename ItsReduction, typename ItsMeans>
+class ValuesOf final : public Values {
+public:
+    std::unique_ptr<Contributions> contributions(OpContext& context, Seq seq, const Layout& layout,
+                                                 const Coding& coding,
+                                                 std::span<const float> bucket) override {
+        return std::make_unique<ItsContributions>(context, seq, layout, coding, bucket);
+    }
+    std::unique_ptr<Reduction> reduction(OpContext& context, Seq seq, const Layout& layout,
+                                         const Coding& gather, Block memory) override {
+        return std::make_unique<ItsReduction>(context, seq, layout, gather, std::move(memory));
+    }
+    std::unique_ptr<Means> means(OpContext& context, Seq seq, const Layout& layout, Block memory) override {
+        return std::make_unique<ItsMeans>(context, seq, layout, std::move(memory));
+    }
+};
+
+std::unique_ptr<Values> make_values(wire::Codec codec, bool elided);
+
+// What a reduction takes of memory.
+std::size_t owned_floats(wire::Codec codec, const Layout& layout);
 
 }  // namespace tailcut

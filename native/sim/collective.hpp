@@ -13,7 +13,7 @@
 #include <memory>
 #include <vector>
 
-#include "protocol/types.hpp"
+#include "base/types.hpp"
 
 namespace tailcut::sim {
 

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "protocol/types.hpp"
+#include "base/types.hpp"
 
 namespace tailcut::sim {
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "protocol/types.hpp"
+#include "base/types.hpp"
 
 namespace tailcut::sim {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "protocol/types.hpp"
+#include "base/types.hpp"
 
 namespace tailcut::sim {
 

@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-#include "protocol/types.hpp"
+#include "base/types.hpp"
 #include "sim/link.hpp"
 
 namespace tailcut::sim {

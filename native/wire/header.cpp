@@ -52,13 +52,14 @@ bool sound_lr_scale(const Header& header) {
            (header.lr_scale >= kLeastLrScale && header.lr_scale <= 1);
 }
 
-// W7 for planes: a scale that a sender may state, and gains that are numbers above -1.
+// W7: a scale that a sender may state; for planes, gains that are numbers above -1.
 bool sound_scale(const Header& header) {
-    if (header.codec != Codec::kPlanes || header.empty()) return true;
+    if (header.empty()) return true;
+    const bool scale_ok = header.scale >= 0 && header.scale <= std::numeric_limits<float>::max();
+    if (header.codec == Codec::kRaw) return scale_ok;
     const auto sound = [](std::uint16_t half) {
         return (half & 0x7C00) != 0x7C00 && (half & 0x8000 ? (half & 0x7FFF) < 0x3C00 : true);
     };
-    const bool scale_ok = header.scale >= 0 && header.scale <= std::numeric_limits<float>::max();
     const bool marked = header.scale != header.scale && header.flags & kNonFinite;
     return (scale_ok || marked) && sound(header.gain_full) && sound(header.gain_one);
 }

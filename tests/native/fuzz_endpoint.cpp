@@ -18,6 +18,7 @@
 
 #include "codec/stripe.hpp"
 #include "protocol/endpoint.hpp"
+#include "protocol/grid/column_values.hpp"
 
 // Only there with a sanitizer that counts; the bound on memory outside of the pool needs it.
 extern "C" __attribute__((weak)) std::size_t __sanitizer_get_current_allocated_bytes();
@@ -84,7 +85,6 @@ public:
 
     const Time deadline;
     bool reported = false;
-    std::vector<float> weights;  // in a column
 
 private:
     static constexpr float kPattern = -1234.5f;
@@ -99,8 +99,13 @@ struct Datagram {
 // One rank: an endpoint, its buckets, and what must hold whatever is done to it.
 class Host {
 public:
-    Host(const Settings& settings, const std::vector<PeerSettings>& peers)
-        : endpoint(settings, peers), settings_(settings), peers_(peers), stamps_(peers.size() + 1) {}
+    Host(const Settings& settings, const std::vector<PeerSettings>& peers, bool column)
+        : endpoint(settings, peers,
+                   column ? make_column_values(column_ops_, false) : make_values(settings.codec, false)),
+          settings_(settings),
+          peers_(peers),
+          column_(column),
+          stamps_(peers.size() + 1) {}
 
     void submit(Time now, std::uint32_t length, const Terms& terms);
     void receive(Time now, std::span<const std::byte> bytes);
@@ -114,6 +119,10 @@ public:
     }
     std::size_t submitted_bytes() const { return submitted_bytes_; }
 
+private:
+    ColumnOps column_ops_;  // before the endpoint, which looks into it
+
+public:
     Endpoint endpoint;
 
 private:
@@ -124,6 +133,7 @@ private:
 
     const Settings settings_;
     const std::vector<PeerSettings> peers_;
+    const bool column_;  // of a grid: contributions have weights
     std::map<Ticket, Bucket> buckets_;
     std::size_t submitted_bytes_ = 0;
     std::vector<std::uint32_t> stamps_;                      // by peer, then of multicast: the last one sent
@@ -133,16 +143,18 @@ private:
 };
 
 void Host::submit(Time now, std::uint32_t length, const Terms& terms) {
-    const bool column = settings_.level == Level::kColumn;
-    if (column) length = length / kGranule * kGranule;
+    if (column_) length = length / kGranule * kGranule;
     const Ticket ticket = buckets_.size();
     const auto value = static_cast<float>(ticket * 8 + settings_.shape.self);
     Bucket& bucket = buckets_.try_emplace(ticket, length, value, now + terms.bounds.deadline).first->second;
     submitted_bytes_ += 2 * bucket.bytes() + 4096;  // with its final copy, and the tables of its op
     const Seq seq = endpoint.next_seq();
-    for (std::uint32_t g = 0; column && g < length / kGranule; ++g)
-        bucket.weights.push_back(static_cast<float>(g / 2 % 3));
-    endpoint.submit(now, ticket, bucket.values(), terms, bucket.weights);
+    if (column_) {
+        auto& weights = column_ops_.weights[seq] = {};
+        for (std::uint32_t g = 0; g < length / kGranule; ++g)
+            weights.push_back(static_cast<float>(g / 2 % 3));
+    }
+    endpoint.submit(now, ticket, bucket.values(), terms);
     take_reports();
     if (endpoint.next_seq() == seq + 1) note_entry(ticket, length);  // entered, not refused
 }
@@ -168,11 +180,10 @@ void Host::note_entry(Ticket newest, std::uint32_t length) {
 }
 
 void Host::check_memory() const {
-    const Memory& memory = endpoint.memory();
-    MUST(memory.pool_used_bytes() <= settings_.pool_bytes);
+    MUST(endpoint.pool_used_bytes() <= settings_.pool_bytes);
     // Used and kept: the pool, the ops in flight at their peak, and the history of empty buckets, which stays.
     const std::size_t empty = std::size_t{settings_.window_ops} * 16;
-    MUST(memory.total_bytes() <= settings_.pool_bytes + (in_flight_peak_ + empty) * sizeof(float));
+    MUST(endpoint.memory_bytes() <= settings_.pool_bytes + (in_flight_peak_ + empty) * sizeof(float));
 }
 
 std::uint64_t Host::dealt_with() const {
@@ -339,7 +350,7 @@ Group::Group(Script& script) : script_(script) {
     settings.codec = codec_;
     settings.terms = terms_;
     settings.resend = limits % 4 != 3;
-    if (codec_ == wire::Codec::kRaw && limits % 8 == 5) settings.level = Level::kColumn;
+    const bool column = codec_ == wire::Codec::kRaw && limits % 8 == 5;
     if (limits >= 192) first_seq_ = 0xFFFFFFFF - script.below(8);  // rule 12: the end of the numbers
     settings.first_seq = first_seq_;
     const codec::PacketLimits packets{(1 + limits / 64 % 3) * 256, limits % 2 ? 16u : 0};
@@ -350,7 +361,7 @@ Group::Group(Script& script) : script_(script) {
         settings.multicast = {{}, peers[rank]};
         for (Rank other = times / 64 % 2; times / 32 % 2 && other < ranks_; ++other)  // rank 0 may be deaf
             if (other != rank) settings.multicast.members.push_back(other);
-        hosts_.push_back(std::make_unique<Host>(settings, peers));
+        hosts_.push_back(std::make_unique<Host>(settings, peers, column));
     }
 }
 
@@ -546,7 +557,7 @@ void Group::check() {
     for (const auto& host : hosts_) {
         host->check_memory();
         host->check_buckets();
-        accounted += host->endpoint.memory().total_bytes() + host->submitted_bytes();
+        accounted += host->endpoint.memory_bytes() + host->submitted_bytes();
     }
     MUST(allocated() <= allocated_before_ + accounted);
 }
