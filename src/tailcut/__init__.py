@@ -69,6 +69,10 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
 def __getattr__(name: str) -> Any:
     """Load a name when it is first used: torch imports tailcut for its backend, and most need no more."""
     if name == "__version__":

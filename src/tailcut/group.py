@@ -8,12 +8,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tailcut import notices
-from tailcut.config import Config
+from tailcut.config import Config, configured
 from tailcut.engine.opening import open_rank
 from tailcut.engine.ops import SLICE_NS, Flight, Ops
 from tailcut.errors import ConfigError, TailcutError
@@ -62,6 +63,7 @@ class Group:
     ``config.deadline_s`` after the rank's own call, whatever the network or a peer does; its report says
     what is missing. A context manager: leaving it closes the group.
 
+    ``settings`` are fields of ``Config``, such as ``deadline_s=5``; they come before those of ``config``.
     ``on_over_budget`` is called by ``wait()`` or ``done()`` when ops have cost more than ``config.budget``
     for a hundred in a row, once until that ends. What it raises, they raise.
     """
@@ -75,10 +77,11 @@ class Group:
         *,
         name: str = "default",
         on_over_budget: Callable[[Stats], None] | None = None,
+        **settings: Any,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.config = config or Config()
+        self.config = configured(config, settings)
         self._on_over_budget = on_over_budget
         self._opened_at = notices.users_place()
         opening = open_rank(rank, world_size, store, self.config, name)

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from tailcut import notices
-from tailcut.config import Config
+from tailcut.config import Config, configured
 from tailcut.errors import ConfigError
 from tailcut.group import Group
 from tailcut.policy.budget import EXCESS
@@ -40,9 +40,11 @@ def attach(
     config: Config | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     on_over_budget: Callable[[Stats], None] | None = None,
+    **settings: Any,
 ) -> "Attachment":
     """Average the gradients of ``ddp`` through tailcut from now on. Every rank calls it, before any step.
 
+    ``settings`` are fields of ``Config``, such as ``deadline_s=5``; they come before those of ``config``.
     With ``optimizer``, ``Attachment.resync`` copies its state too. ``on_over_budget`` is called, in another
     thread while backward waits, when gradients have cost more than ``config.budget`` for a hundred buckets in
     a row; what it raises, backward raises.
@@ -55,7 +57,7 @@ def attach(
     if disabled():
         return Attachment(ddp, None, optimizer)
     _check_gradients(ddp)
-    config = _fitting(config or Config(), ddp)
+    config = _fitting(configured(config, settings), ddp)
     process_group = ddp.process_group
     group = open_group(
         store_of(process_group),
