@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-latest-torch bench lint sanitize format stub clean
+.PHONY: help setup demo test test-latest-torch bench lint sanitize format docs stub clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -58,6 +58,9 @@ format: $(STAMPS)/dev ## rewrite the sources in the project's style
 	@$(VENV)/bin/ruff check --fix-only --quiet
 	@$(VENV)/bin/ruff format --quiet
 	@$(VENV)/bin/clang-format -i $(CXX_FILES)
+
+docs: $(STAMPS)/dev ## regenerate docs/configuration.md from the fields of Config
+	@PYTHONPATH=src $(VENV)/bin/python scripts/configuration.py
 
 stub: $(STAMPS)/package ## regenerate src/tailcut/_native.pyi from the built extension
 	@$(VENV)/bin/python -m nanobind.stubgen -q -m tailcut._native -o src/tailcut/_native.pyi

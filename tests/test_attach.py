@@ -280,6 +280,7 @@ def test_rank_0_of_a_group_speaks_for_it_whatever_its_global_rank(habits: Run) -
         ("not-ddp", ["DistributedDataParallel", "Sequential", "before torch.compile"]),
         ("float64", ["0.weight", "torch.float64", ".float()"]),
         ("sparse", ["words", "sparse=False"]),
+        ("setting", ["'deadline'", "did you mean deadline_s?"]),
     ],
 )
 def test_what_cannot_be_attached_is_refused_with_the_remedy(habits: Run, what: str, words: list[str]) -> None:
@@ -295,6 +296,11 @@ def test_the_reducer_of_compiled_autograd_is_refused_with_the_remedy(two: Run) -
         text = rank["python_reducer"]["refused"]
         assert text.startswith("ConfigError: torch._dynamo.config.optimize_ddp='python_reducer'")
         assert "set it to 'ddp_optimizer'" in text
+
+
+def test_settings_come_before_those_of_the_configuration_beside_them(habits: Run) -> None:
+    for rank in habits.results:
+        assert rank["settings_beside_a_configuration"]["config"] == [3, 8, 0.5]
 
 
 def test_a_hook_that_is_there_already_leaves_nothing_open_and_works_on(habits: Run) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import runpy
 import threading
 from pathlib import Path
 
 import pytest
 
-from tailcut import Config, ConfigError, FileStore, Scenario
+from tailcut import Config, ConfigError, FileStore, Group, Scenario
 
 
 def test_arguments_come_before_the_environment_and_that_before_defaults(
@@ -67,6 +69,11 @@ def test_a_variable_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) 
         ("multicast_ttl", 0),
         ("multicast_ttl", 256),
         ("rendezvous_s", 0),
+        ("rows", -1),
+        ("dscp", 64),
+        ("offload", "yes"),
+        ("lanes", "2"),
+        ("codec", 3),
     ],
 )
 def test_a_bad_value_is_refused_by_name(field: str, value: float) -> None:
@@ -74,11 +81,45 @@ def test_a_bad_value_is_refused_by_name(field: str, value: float) -> None:
         Config(**{field: value})
 
 
+def test_the_page_of_the_configuration_is_what_its_docstrings_say() -> None:
+    root = Path(__file__).parents[1]
+    page = runpy.run_path(str(root / "scripts" / "configuration.py"))["page"]()
+    assert (root / "docs" / "configuration.md").read_text() == page, "run: make docs"
+    assert all(f"| `{field.name}` |" in page for field in dataclasses.fields(Config))
+
+
 def test_a_configuration_is_frozen_and_keyword_only() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().seed = 3  # type: ignore[misc]
     with pytest.raises(TypeError):
         Config(1.0)  # type: ignore[call-arg]
+
+
+def test_a_group_takes_settings_beside_a_configuration_and_they_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Group(0, 1, FileStore(tmp_path), Config(seed=3, planes=4), planes=8, deadline_s=0.5) as group:
+        assert (group.config.seed, group.config.planes, group.config.deadline_s) == (3, 8, 0.5)
+    monkeypatch.setenv("TAILCUT_PLANES", "many")  # not looked at: a keyword comes before it
+    with Group(0, 1, FileStore(tmp_path / "other"), planes=8) as group:
+        assert group.config == Config(planes=8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"deadline": 5}, "'deadline' is no setting of tailcut; did you mean deadline_s?"),
+        ({"overbudget": "wait"}, "did you mean over_budget?"),
+        ({"zzz": 1}, "'zzz' is no setting of tailcut (docs/configuration.md has all)"),
+        ({"planes": 17}, "planes=17"),
+        ({"config": {"planes": 4}}, "config takes a tailcut.Config, not dict"),
+    ],
+)
+def test_a_setting_that_does_not_exist_is_refused_with_a_suggestion(
+    tmp_path: Path, settings: dict, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Group(0, 1, FileStore(tmp_path), **settings)
 
 
 @pytest.mark.parametrize(

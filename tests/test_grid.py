@@ -133,7 +133,7 @@ def test_a_non_finite_gradient_reaches_every_row() -> None:
 def test_a_rank_sends_to_its_row_and_its_column_only() -> None:
     simulation = simulate(scenario(record=True, ops=1))
     peers = {(line[1], line[2]) for line in simulation.native.deliveries}
-    grid = simulation.scenario.grid
+    grid = GridLayout(simulation.scenario.ranks, simulation.scenario.rows)
     for rank in range(12):
         allowed = {*grid.row(rank), *grid.column(rank)} - {rank}
         assert {to for source, to in peers if source == rank} == allowed

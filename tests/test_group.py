@@ -6,12 +6,17 @@ import gc
 import os
 import threading
 import weakref
+from array import array
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from tailcut import ClosedError, Config, ConfigError, FileStore, Group, Report
+from tailcut import ClosedError, Config, ConfigError, FileStore, Group, Report, TailcutError
 from tests.groups import allreduce, open_groups, vectors
 from tests.oracle import rank_order_mean
 
@@ -72,6 +77,68 @@ def test_a_group_of_one_returns_what_it_was_given(tmp_path: Path) -> None:
         assert np.array_equal(array, np.arange(100).reshape(4, 25))
 
 
+class Interface:
+    """An array as another library has it, known by its interface only."""
+
+    def __init__(self, values: list[float]) -> None:
+        self._values = np.array(values, np.float32)
+        self.__array_interface__ = self._values.__array_interface__
+
+    def tolist(self) -> list[float]:
+        return self._values.tolist()
+
+
+MEMORY: dict[str, Callable[[list[float]], Any]] = {
+    "NumPy": lambda values: np.array(values, np.float32),
+    "array.array": lambda values: array("f", values),
+    "memoryview": lambda values: memoryview(bytearray(np.array(values, np.float32).tobytes())).cast("f"),
+    "tensor": torch.Tensor,
+    "tensor with two dimensions": lambda values: torch.Tensor(values).reshape(2, -1),
+    "parameter": lambda values: torch.nn.Parameter(torch.Tensor(values)),
+    "array interface": Interface,
+}
+
+
+@pytest.mark.parametrize("make", MEMORY.values(), ids=MEMORY)
+def test_any_contiguous_float32_memory_is_averaged_in_place(
+    tmp_path: Path, make: Callable[[list[float]], Any]
+) -> None:
+    with open_groups(tmp_path, 2) as groups:
+        sources = make([1, 2, 3, 4]), make([3, 6, 9, 12])
+        reports = allreduce(groups, sources)
+        assert [report.status for report in reports] == ["complete"] * 2
+        assert [np.ravel(source.tolist()).tolist() for source in sources] == [[2, 4, 6, 8]] * 2
+
+
+def test_memory_outlives_the_object_that_was_passed(tmp_path: Path) -> None:
+    with open_groups(tmp_path, 2) as groups:
+        kept = memoryview(bytearray(4000))
+        works = [group.allreduce(kept.cast("f") if group.rank else torch.ones(1000)) for group in groups]
+        gc.collect()
+        assert [work.wait().status for work in works] == ["complete"] * 2
+        assert set(kept.cast("f").tolist()) == {0.5}
+
+
+def test_done_does_not_block_while_another_thread_waits(tmp_path: Path) -> None:
+    with open_groups(tmp_path, 2, deadline_s=5.0) as groups:
+        work = groups[0].allreduce(np.ones(100, np.float32))
+        waiting = threading.Event()
+        take = groups[0]._ops.take
+
+        def told(lane: int, ticket: int, timeout_ns: int) -> Report | TailcutError | None:
+            waiting.set()
+            return take(lane, ticket, timeout_ns)
+
+        groups[0]._ops.take = told  # type: ignore[method-assign]
+        with ThreadPoolExecutor(1) as pool:
+            waited = pool.submit(work.wait)
+            assert waiting.wait(60)
+            assert not work.done()  # rank 1 has not entered: blocking, it would come back at the deadline
+            groups[1].allreduce(np.ones(100, np.float32)).wait()
+            assert waited.result() is work.wait()
+        assert work.done()
+
+
 def test_a_rank_that_does_not_come_costs_its_share_not_the_step(tmp_path: Path) -> None:
     with open_groups(tmp_path, 3, linger_s=0, deadline_s=1.0) as groups:
         arrays = vectors(3, 3000)
@@ -96,6 +163,13 @@ def test_a_peer_that_leaves_is_not_waited_for(tmp_path: Path) -> None:
 # ---- errors ------------------------------------------------------------------------------------------------
 
 
+class OnDevice:
+    """An array as another library has it, in the memory of a GPU."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+
 @pytest.fixture
 def lone(tmp_path: Path):
     with Group(0, 1, FileStore(tmp_path)) as group:
@@ -103,17 +177,26 @@ def lone(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("array", "message"),
+    ("source", "message"),
     [
-        ([1.0, 2.0], "numpy array, not list"),
+        ([1.0, 2.0], "float32 in host memory.* not list"),
         (np.zeros(4), "float32, not float64"),
         (np.zeros(8, np.float32)[::2], "contiguous"),
         (np.broadcast_to(np.zeros(1, np.float32), 1)[:0], "read-only"),
+        (array("d", [1.0]), "float32, not float64"),
+        (bytearray(8), "float32, not uint8"),
+        (memoryview(bytes(8)).cast("f"), "read-only"),
+        (memoryview(bytearray(16)).cast("f")[::2], "contiguous"),
+        (torch.ones(2, dtype=torch.bfloat16), r"float32, not torch.bfloat16; convert it with .float\(\)"),
+        (torch.ones(2, 3).t(), "contiguous"),
+        (torch.ones(2, device="meta"), "host memory, and this tensor is on meta"),
+        (torch.ones(2, 2).to_sparse(), "this tensor has no plain memory"),
+        (OnDevice(), "host memory, and this OnDevice is on a device"),
     ],
 )
-def test_an_array_that_cannot_be_reduced_in_place_is_refused(lone: Group, array, message: str) -> None:
+def test_what_cannot_be_reduced_in_place_is_refused(lone: Group, source, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        lone.allreduce(array)
+        lone.allreduce(source)
     good = np.ones(4, np.float32)
     assert lone.allreduce(good).wait().status == "complete"  # nothing was lost
 

@@ -16,7 +16,7 @@ import pytest
 from tailcut import Config, ConfigError, FileStore, Group, PeerError, Report
 from tailcut.meeting.addresses import host_identity
 from tailcut.meeting.handshake import _ANSWER, _MESSAGE
-from tailcut.meeting.rendezvous import Card
+from tailcut.meeting.roster import Card
 from tests.groups import allreduce, open_groups, vectors
 
 

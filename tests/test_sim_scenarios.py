@@ -8,8 +8,8 @@ import pytest
 from tailcut import Scenario, _native, simulate
 from tailcut.policy.steering import Steering
 from tailcut.simulation.network import RateChange
+from tailcut.tools.sim import Options, run
 from tailcut.tools.sim.figures import Side
-from tailcut.tools.sim.run import Options, run
 from tailcut.tools.testbed import load_scenario
 
 RATE = 25e6  # bytes/s, of the testbed's ports

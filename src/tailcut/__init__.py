@@ -5,29 +5,27 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    __version__: str
     from tailcut import codec
     from tailcut.config import Config
     from tailcut.epsilon import Epsilon
-    from tailcut.errors import (
-        BehindError,
-        BudgetExceeded,
-        ClosedError,
-        ConfigError,
-        PeerError,
-        TailcutError,
-    )
+    from tailcut.errors import BehindError, BudgetExceeded, ClosedError, ConfigError, PeerError, TailcutError
     from tailcut.group import Group, Work
     from tailcut.pytorch.attach import Attachment, attach
-    from tailcut.report import Report
-    from tailcut.simulation import Freeze, Partition, Scenario, Simulation, simulate
-    from tailcut.stats import Stats
-    from tailcut.store import FileStore
+    from tailcut.report import LateCompletion, LrScale, Report, Verdict
+    from tailcut.simulation.network import Bursts, BurstyLoss, Partition, RateChange, Wan
+    from tailcut.simulation.run import Policy, Simulation, simulate
+    from tailcut.simulation.scenario import Freeze, Scenario
+    from tailcut.stats import OpBounds, Stats
+    from tailcut.store import FileStore, Store
+
+    __version__: str
 
 __all__ = [
     "Attachment",
     "BehindError",
     "BudgetExceeded",
+    "Bursts",
+    "BurstyLoss",
     "ClosedError",
     "Config",
     "ConfigError",
@@ -35,13 +33,21 @@ __all__ = [
     "FileStore",
     "Freeze",
     "Group",
+    "LateCompletion",
+    "LrScale",
+    "OpBounds",
     "Partition",
     "PeerError",
+    "Policy",
+    "RateChange",
     "Report",
     "Scenario",
     "Simulation",
     "Stats",
+    "Store",
     "TailcutError",
+    "Verdict",
+    "Wan",
     "Work",
     "attach",
     "codec",
@@ -51,33 +57,20 @@ __all__ = [
 _HOMES = {
     "config": ("Config",),
     "epsilon": ("Epsilon",),
-    "errors": (
-        "BehindError",
-        "BudgetExceeded",
-        "ClosedError",
-        "ConfigError",
-        "PeerError",
-        "TailcutError",
-    ),
-    "group": (
-        "Group",
-        "Work",
-    ),
-    "pytorch.attach": (
-        "Attachment",
-        "attach",
-    ),
-    "report": ("Report",),
-    "simulation": (
-        "Freeze",
-        "Partition",
-        "Scenario",
-        "Simulation",
-        "simulate",
-    ),
-    "stats": ("Stats",),
-    "store": ("FileStore",),
+    "errors": ("BehindError", "BudgetExceeded", "ClosedError", "ConfigError", "PeerError", "TailcutError"),
+    "group": ("Group", "Work"),
+    "pytorch.attach": ("Attachment", "attach"),
+    "report": ("LateCompletion", "LrScale", "Report", "Verdict"),
+    "simulation.network": ("Bursts", "BurstyLoss", "Partition", "RateChange", "Wan"),
+    "simulation.run": ("Policy", "Simulation", "simulate"),
+    "simulation.scenario": ("Freeze", "Scenario"),
+    "stats": ("OpBounds", "Stats"),
+    "store": ("FileStore", "Store"),
 }
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
 
 
 def __getattr__(name: str) -> Any:

@@ -1,29 +1,76 @@
 """The configuration of a group: frozen, keyword-only, validated once.
 
-Each field comes from the argument, else from ``TAILCUT_<FIELD>``, else from the default. Fields that every
-rank must agree on are compared when the group opens.
+Each field comes from the argument, else from ``TAILCUT_<FIELD>``, else from the default. The docstring of a
+field is its line in docs/configuration.md (``make docs``).
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from typing import Any, NamedTuple, TypeVar
 
 from tailcut.errors import ConfigError
 
 T = TypeVar("T")
 
-CODECS = ("auto", "planes", "raw")
-MULTICAST = ("auto", "on", "off")
-OVER_BUDGET = ("proceed", "wait", "skip", "raise")
 LEAST_TRIM_BYTES = 114
 """Ethernet, IPv4 and UDP headers (42), the header (64), and the first plane of one granule (8)."""
 
 
-def _setting(name: str, convert: Callable[[str], T], default: T | Callable[[], T]) -> Any:
+class Allowed(NamedTuple):
+    """Which values a field may have."""
+
+    says: str
+    """Completes the sentence "it must be"."""
+    holds: Callable[[Any], bool]
+
+
+def _between(least: float, most: float) -> Allowed:
+    return Allowed(f"between {least} and {most}", lambda value: least <= value <= most)
+
+
+def _above(bound: float, most: float = float("inf")) -> Allowed:
+    limit = f" and at most {most}" if most < float("inf") else ""
+    return Allowed(f"above {bound}{limit}", lambda value: bound < value <= most)
+
+
+def _at_least(least: int) -> Allowed:
+    return Allowed(f"at least {least}", lambda value: value >= least)
+
+
+def _zero_or(allowed: Allowed) -> Allowed:
+    return Allowed(f"0 or {allowed.says}", lambda value: value == 0 or allowed.holds(value))
+
+
+def _one_of(*choices: str) -> Allowed:
+    return Allowed(f"one of {', '.join(map(repr, choices))}", lambda value: value in choices)
+
+
+def _is_ipv4_or_empty(value: str) -> bool:
+    try:
+        return value == "" or bool(ipaddress.IPv4Address(value))
+    except ValueError:
+        return False
+
+
+_IPV4_OR_EMPTY = Allowed("an IPv4 address or empty", _is_ipv4_or_empty)
+_YES_OR_NO = Allowed("True or False", lambda value: value in (True, False))
+_TEXT = Allowed("a string", lambda value: isinstance(value, str))
+
+
+def _setting(
+    name: str,
+    convert: Callable[[str], T],
+    default: T | Callable[[], T],
+    allowed: Allowed,
+    *,
+    agreed: bool = False,
+) -> Any:
+    """A field that comes from its variable, else from the default. ``agreed``: all ranks must agree on it."""
     variable = f"TAILCUT_{name.upper()}"
 
     def read() -> T:
@@ -33,171 +80,154 @@ def _setting(name: str, convert: Callable[[str], T], default: T | Callable[[], T
         try:
             return convert(text)
         except ValueError:
-            raise ConfigError(f"{variable}={text!r} is not a valid {convert.__name__.lstrip('_')}") from None
+            raise ConfigError(f"{variable}={text!r} is not a valid {convert.__name__}") from None
 
-    return field(default_factory=read)
+    return field(default_factory=read, metadata={"default": default, "allowed": allowed, "agreed": agreed})
 
 
 def flag(text: str) -> bool:
+    """What a variable says: yes or no."""
     if text.lower() not in ("0", "1", "true", "false"):
         raise ValueError
     return text.lower() in ("1", "true")
 
 
-def _gloo_interface() -> str:
+def gloo_interface() -> str:
+    """The first interface that ``GLOO_SOCKET_IFNAME`` names."""
     return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How a group behaves. Defaults suit ranks that are at most a few seconds apart."""
+    """How a group behaves. The defaults suit ranks that are at most a few seconds apart."""
 
-    deadline_s: float = _setting("deadline_s", float, 10.0)
-    """Hard end of an op, from the rank's own entry. Lower: shorter waits for slow ranks, more loss."""
+    deadline_s: float = _setting("deadline_s", float, 10.0, _above(0, 3600))
+    """An op ends at the latest this long after the rank's own call. A lower value waits less for slow ranks
+    and loses more."""
 
-    window_ops: int = _setting("window_ops", int, 64)
-    """Ops a rank may be behind and still find its results; at least twice what it keeps in flight.
-    Higher: more history kept. Agreed."""
+    window_ops: int = _setting("window_ops", int, 64, _between(1, 1 << 16), agreed=True)
+    """A rank may be this many ops behind and still finds its results. Make it at least twice the number of
+    ops that a rank keeps in flight. A higher value keeps more history."""
 
-    pool_bytes: int = _setting("pool_bytes", int, 256 << 20)
-    """Fixed memory for ops not reached yet and for results that late peers need; pages are used on demand.
-    An op fits when twice its bucket does. Lower: a late rank loses more."""
+    pool_bytes: int = _setting("pool_bytes", int, 256 << 20, _at_least(1 << 16))
+    """The most memory for ops that this rank has not reached and for results that late peers need. It is
+    taken only when it is used. An op fits when twice its bucket fits. With a lower value a late rank loses
+    more."""
 
-    receive_buffer_bytes: int = _setting("receive_buffer_bytes", int, 4 << 20)
-    """Socket buffer to ask for (the kernel may grant less); 0 leaves the system's. Higher: more in flight.
-    4 MiB holds 13 large datagrams from each of 7 peers; below 4 each, throughput falls."""
+    receive_buffer_bytes: int = _setting("receive_buffer_bytes", int, 4 << 20, _between(0, 1 << 30))
+    """The socket buffer to ask the kernel for, which may grant less; 0 leaves the system's. A higher value
+    allows more packets in flight. 4 MiB hold 13 large datagrams from each of 7 peers; below 4 datagrams from
+    each, throughput falls."""
 
-    packet_bytes: int = _setting("packet_bytes", int, 0)
-    """Largest payload of a packet; 0 follows the path MTU. Lower: finer loss, more cost per byte."""
+    packet_bytes: int = _setting("packet_bytes", int, 0, _zero_or(_between(256, 65_280)))
+    """The largest payload of a packet; 0 follows the MTU of the path. With a lower value a lost packet costs
+    less, and every byte costs more."""
 
-    codec: str = _setting("codec", str, "auto")
-    """How values travel: "raw" (fp32, exact), "planes" (rotated bit planes that may be trimmed), or "auto":
-    planes if the ranks are on more than one host, where bytes cost more than time to encode. Agreed."""
+    codec: str = _setting("codec", str, "auto", _one_of("auto", "planes", "raw"), agreed=True)
+    """How values travel. "raw" is exact 32-bit floating point. "planes" is rotated bit planes, which a switch
+    may trim. "auto" takes planes if the ranks are on more than one host: there bytes cost more than the time
+    to encode them."""
 
-    planes: int = _setting("planes", int, 0)
-    """Bits a coordinate of codec planes; 0: what makes steps shortest within ``budget`` (docs/budget.md). 1
-    to 16 fix it. 16 err by 1e-9 of the squared norm of each block of 32,768 neighbours (coordinates far below
-    it lose precision); fewer send less and err more: 4 by 1 %, 1 by 57 % of each rank's vector. The
-    backend "tailcut", which averages more than gradients, takes 0 for 16 unless ``bound_sums`` is set."""
+    planes: int = _setting("planes", int, 0, _between(0, 16))
+    """How many bits of every coordinate the codec planes sends. 0 chooses what makes steps shortest within
+    ``budget`` (docs/budget.md). 16 err by 1e-9 of the squared norm of each block of 32,768 neighbours, so
+    coordinates far below that norm lose precision. Fewer planes send less and err more: 4 err by 1 % of each
+    rank's vector, 1 errs by 57 %. The backend "tailcut" averages more than gradients, so it takes 0 for 16
+    unless ``bound_sums`` is set."""
 
-    budget: float = _setting("budget", float, 0.05)
-    """ε that planes and the network may add to the mean gradient: 0.05 costs at most 5 % more rounds. Higher:
-    fewer planes, shorter steps."""
+    budget: float = _setting("budget", float, 0.05, _above(0, 10))
+    """The error ε that planes and the network may add to the mean gradient: 0.05 costs at most 5 % more
+    rounds. A higher value sends fewer planes and makes steps shorter."""
 
-    over_budget: str = _setting("over_budget", str, "proceed")
-    """If the network forces more: "proceed" (go on and report), "wait" (as ``deadline_s`` allows), "skip"
-    (owners that lack more send nothing: a zero gradient) or "raise" (``BudgetExceeded``)."""
+    over_budget: str = _setting("over_budget", str, "proceed", _one_of("proceed", "wait", "skip", "raise"))
+    """What happens if the network forces more than ``budget``. "proceed" goes on and reports it. "wait" waits
+    longer, up to ``deadline_s``. With "skip", owners that lack more send nothing, which is a zero gradient.
+    "raise" raises ``BudgetExceeded``."""
 
-    trim_bytes: int = _setting("trim_bytes", int, 0)
-    """Shortest frame that a switch leaves of a trimmed packet: packets hold so few coordinates that it keeps
-    the first plane of all. 0: nothing trims on the way, as on nearly all networks, and packets fill the MTU.
-    256 is what switches do that trim."""
+    trim_bytes: int = _setting("trim_bytes", int, 0, _zero_or(_between(LEAST_TRIM_BYTES, 65_535)))
+    """The shortest frame that a switch leaves of a trimmed packet; switches that trim commonly leave 256.
+    Packets then hold so few coordinates that the first plane of all of them is kept. The least value holds
+    the headers and the first plane of 64 coordinates. 0 says that nothing trims, as on nearly all networks,
+    and packets fill the MTU."""
 
-    dscp: int = _setting("dscp", int, 0)
-    """Mark of packets of codec planes, 0 to 63: switches tell by it what they may trim. 0: none."""
+    dscp: int = _setting("dscp", int, 0, _between(0, 63))
+    """The DSCP mark of packets of codec planes, by which a switch knows what it may trim. 0 sets no mark."""
 
-    lanes: int = _setting("lanes", int, 1)
-    """Engine threads, each with a socket and a pool. More than one only helps with idle cores. Agreed."""
+    lanes: int = _setting("lanes", int, 1, _between(1, 64), agreed=True)
+    """The number of engine threads, each with its own socket and pool. More than one helps only where cores
+    are idle."""
 
-    rows: int = _setting("rows", int, 0)
-    """Rows of neighbours into which the ranks are cut (docs/grid.md): a rank then talks to its row and to one
-    rank of each other row. 0: as many as a row is long, from 128 ranks on; 1: all talk to all. Agreed."""
+    rows: int = _setting("rows", int, 0, _at_least(0), agreed=True)
+    """The number of rows into which the ranks are cut (docs/grid.md). A rank then talks to its own row and to
+    one rank of each other row. With 1 all ranks talk to all. 0 takes 1 below 128 ranks, and from there on
+    about as many rows as a row is long."""
 
-    resend: bool = _setting("resend", flag, True)
-    """Send lost packets again while the stage is open. Off: what is lost stays lost."""
+    resend: bool = _setting("resend", flag, True, _YES_OR_NO)
+    """Whether lost packets are sent again while their stage is open. Without it, what is lost stays lost."""
 
-    adaptive: bool = _setting("adaptive", flag, True)
-    """Wait little longer than the stages of earlier ops took; ``deadline_s`` stays the end (docs/time.md).
-    Off: contributions are waited for until half of the deadline, means until its end."""
+    adaptive: bool = _setting("adaptive", flag, True, _YES_OR_NO)
+    """Whether an op waits only a little longer than earlier ops took (docs/time.md); ``deadline_s`` stays its
+    end. Without it, contributions are waited for until half of the deadline, and means until its end."""
 
-    straggler_share: float = _setting("straggler_share", float, 0.2)
-    """Warn of a rank whose contribution is unused in more than this share of ops. Lower: sooner; 1: never."""
+    straggler_share: float = _setting("straggler_share", float, 0.2, _between(0, 1))
+    """Warn of a rank whose contribution is unused in more than this share of ops. A lower value warns sooner,
+    1 never does."""
 
-    seed: int = _setting("seed", int, 0)
-    """Where everything random derives from. Agreed."""
+    seed: int = _setting("seed", int, 0, _between(0, (1 << 64) - 1), agreed=True)
+    """Everything random derives from it."""
 
-    address: str = _setting("address", str, "")
-    """IPv4 address to bind and publish; empty: that of ``socket_ifname``."""
+    address: str = _setting("address", str, "", _IPV4_OR_EMPTY)
+    """The IPv4 address to bind and to publish. If it is empty, ``socket_ifname`` decides."""
 
-    socket_ifname: str = _setting("socket_ifname", str, _gloo_interface)
-    """Interface to use; empty tries all and takes what answers. Default: that of ``GLOO_SOCKET_IFNAME``."""
+    socket_ifname: str = _setting("socket_ifname", str, gloo_interface, _TEXT)
+    """The network interface to use. If it is empty, all are tried, and one that answers is taken. The default
+    is that of ``GLOO_SOCKET_IFNAME``."""
 
-    multicast: str = _setting("multicast", str, "off")
-    """Whether means go to all peers in one datagram: "off"; "auto", to those that hear it, if at least two
-    do; "on", to one alone, too. Peers that do not hear it get theirs by unicast in any case. It helps where
-    hosts can receive more than they can send; elsewhere ports are as full, and it costs time. Agreed."""
+    multicast: str = _setting("multicast", str, "off", _one_of("auto", "on", "off"), agreed=True)
+    """Whether a mean goes to all peers in one datagram. "auto" does so if at least two peers hear it, "on"
+    even for one. Peers that do not hear it are served by unicast in any case. It helps where hosts can
+    receive more than they can send; elsewhere it costs time."""
 
-    multicast_ttl: int = _setting("multicast_ttl", int, 1)
-    """How many networks multicast crosses, less one. More than 1 needs routers that know of it."""
+    multicast_ttl: int = _setting("multicast_ttl", int, 1, _between(1, 255))
+    """The TTL of multicast. 1 stays in the network of the sender; more needs routers that forward it."""
 
-    bound_from_bytes: int = _setting("bound_from_bytes", int, 1 << 16)
-    """As a backend: smaller tensors are reduced by Gloo, exactly. Lower: more is bounded. Agreed."""
+    bound_from_bytes: int = _setting("bound_from_bytes", int, 1 << 16, _at_least(0), agreed=True)
+    """As a backend: smaller tensors are reduced by Gloo, exactly. A lower value bounds more."""
 
-    bound_sums: bool = _setting("bound_sums", flag, False)
-    """As a backend: bound SUM like AVG, for DDP without ``attach``. Leave it off for groups that sum counts.
-    Agreed."""
+    bound_sums: bool = _setting("bound_sums", flag, False, _YES_OR_NO, agreed=True)
+    """As a backend: bound SUM as AVG is bounded, for DDP without ``attach``. Leave it off for groups that sum
+    counts."""
 
-    rendezvous_s: float = _setting("rendezvous_s", float, 60.0)
+    rendezvous_s: float = _setting("rendezvous_s", float, 60.0, _above(0))
     """How long opening a group waits for the other ranks."""
 
-    offload: bool = _setting("offload", flag, True)
-    """Use UDP segmentation offload (GSO, GRO) where the kernel has it."""
+    offload: bool = _setting("offload", flag, True, _YES_OR_NO)
+    """Whether to use UDP segmentation offload (GSO, GRO) where the kernel has it."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.deadline_s <= 3600:
-            raise ConfigError(f"deadline_s={self.deadline_s} must be above 0 and at most 3600 seconds")
-        if not 1 <= self.window_ops <= 1 << 16:
-            raise ConfigError(f"window_ops={self.window_ops} must be between 1 and 65536")
-        if self.pool_bytes < 1 << 16:
-            raise ConfigError(f"pool_bytes={self.pool_bytes} is below the smallest useful pool, 65536")
-        if not 0 <= self.receive_buffer_bytes <= 1 << 30:
-            raise ConfigError(f"receive_buffer_bytes={self.receive_buffer_bytes} must be between 0 and 2**30")
-        if self.packet_bytes and not 256 <= self.packet_bytes <= 65_280:
-            raise ConfigError(f"packet_bytes={self.packet_bytes} must be 0 or between 256 and 65280")
-        if self.codec not in CODECS:
-            raise ConfigError(f"codec={self.codec!r} is unknown; take one of {', '.join(map(repr, CODECS))}")
-        if not 0 <= self.planes <= 16:
-            raise ConfigError(f"planes={self.planes} must be 0, or between 1 and 16 bits a coordinate")
-        if not 0 < self.budget <= 10:
-            raise ConfigError(f"budget={self.budget} must be above 0 and at most 10; 0.05 is 5 % more rounds")
-        if self.over_budget not in OVER_BUDGET:
-            known = ", ".join(map(repr, OVER_BUDGET))
-            raise ConfigError(f"over_budget={self.over_budget!r} is unknown; take one of {known}")
-        if self.trim_bytes and not LEAST_TRIM_BYTES <= self.trim_bytes <= 65_535:
-            raise ConfigError(
-                f"trim_bytes={self.trim_bytes} must be 0, or between 65535 and {LEAST_TRIM_BYTES}, which "
-                "holds the headers and the first plane of 64 coordinates"
-            )
-        if not 0 <= self.dscp < 64:
-            raise ConfigError(f"dscp={self.dscp} must be between 0 and 63")
-        if not 1 <= self.lanes <= 64:
-            raise ConfigError(f"lanes={self.lanes} must be between 1 and 64")
-        if self.rows < 0:
-            raise ConfigError(f"rows={self.rows} must not be negative; 0 chooses")
-        if not 0 <= self.straggler_share <= 1:
-            raise ConfigError(f"straggler_share={self.straggler_share} must be between 0 and 1")
-        if not 0 <= self.seed < 1 << 64:
-            raise ConfigError(f"seed={self.seed} must be between 0 and 2**64 - 1")
-        if self.address:
+        for entry in fields(self):
+            value, allowed = getattr(self, entry.name), entry.metadata["allowed"]
             try:
-                ipaddress.IPv4Address(self.address)
-            except ValueError:
-                raise ConfigError(f"address={self.address!r} is not an IPv4 address") from None
-        if self.multicast not in MULTICAST:
-            known = ", ".join(map(repr, MULTICAST))
-            raise ConfigError(f"multicast={self.multicast!r} is unknown; take one of {known}")
-        if not 1 <= self.multicast_ttl <= 255:
-            raise ConfigError(f"multicast_ttl={self.multicast_ttl} must be between 1 and 255")
-        if self.bound_from_bytes < 0:
-            raise ConfigError(f"bound_from_bytes={self.bound_from_bytes} must not be negative")
-        if not self.rendezvous_s > 0:
-            raise ConfigError(f"rendezvous_s={self.rendezvous_s} must be above 0")
+                fits = allowed.holds(value)
+            except TypeError:  # a string for a number
+                fits = False
+            if not fits:
+                raise ConfigError(f"{entry.name}={value!r} must be {allowed.says}")
 
     @property
     def agreed(self) -> dict[str, int | str]:
         """What every rank of a group must have alike."""
-        names = (
-            *("window_ops", "lanes", "seed", "codec", "multicast", "rows"),
-            *("bound_from_bytes", "bound_sums"),
-        )
-        return {name: getattr(self, name) for name in names}
+        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.metadata["agreed"]}
+
+
+def configured(config: Config | None, settings: Mapping[str, Any]) -> Config:
+    """The configuration with these fields replaced, as callers give them beside ``config``."""
+    if config is not None and not isinstance(config, Config):
+        raise ConfigError(f"config takes a tailcut.Config, not {type(config).__name__}")
+    known = [entry.name for entry in fields(Config)]
+    for name in settings:
+        if name not in known:
+            alike = "".join(f"; did you mean {match}?" for match in get_close_matches(name, known, 1))
+            remedy = alike or " (docs/configuration.md has all)"
+            raise ConfigError(f"{name!r} is no setting of tailcut{remedy}")
+    return Config(**settings) if config is None else replace(config, **settings)

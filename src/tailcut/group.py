@@ -8,15 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from types import TracebackType
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from tailcut import notices
-from tailcut.config import Config
+from tailcut.config import Config, configured
+from tailcut.engine.buffers import bucket_of
 from tailcut.engine.opening import open_rank
 from tailcut.engine.ops import SLICE_NS, Flight, Ops
-from tailcut.errors import ConfigError, TailcutError
+from tailcut.errors import TailcutError
 from tailcut.report import Report
 from tailcut.stats import Stats
 from tailcut.store import Store
@@ -43,10 +42,14 @@ class Work:
         return self._outcome
 
     def done(self) -> bool:
-        """Whether ``wait()`` would return at once."""
+        """Whether ``wait()`` would return at once. Never blocks, even if another thread waits."""
         self._group._ops.check_process()
-        with self._lock:
-            return self._poll(0)
+        if self._lock.acquire(blocking=False):
+            try:
+                return self._poll(0)
+            finally:
+                self._lock.release()
+        return self._outcome is not None
 
     def _poll(self, timeout_ns: int) -> bool:
         if self._outcome is None:
@@ -62,6 +65,7 @@ class Group:
     ``config.deadline_s`` after the rank's own call, whatever the network or a peer does; its report says
     what is missing. A context manager: leaving it closes the group.
 
+    ``settings`` are fields of ``Config``, such as ``deadline_s=5``; they come before those of ``config``.
     ``on_over_budget`` is called by ``wait()`` or ``done()`` when ops have cost more than ``config.budget``
     for a hundred in a row, once until that ends. What it raises, they raise.
     """
@@ -75,10 +79,11 @@ class Group:
         *,
         name: str = "default",
         on_over_budget: Callable[[Stats], None] | None = None,
+        **settings: Any,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.config = config or Config()
+        self.config = configured(config, settings)
         self._on_over_budget = on_over_budget
         self._opened_at = notices.users_place()
         opening = open_rank(rank, world_size, store, self.config, name)
@@ -89,14 +94,15 @@ class Group:
         self._steering = opening.steering
         self._ops = Ops(opening, self.config.trim_bytes)
 
-    def allreduce(self, array: npt.NDArray[np.float32], key: Hashable = None) -> Work:
+    def allreduce(self, array: object, key: Hashable = None) -> Work:
         """Start averaging ``array`` over the ranks, in place; returns at once. Between hosts the mean may err
         by ``config.budget``, as gradients may; with ``planes=16`` by 1e-9, with ``codec="raw"`` not at all.
 
-        The array must not be touched until ``wait()`` returns. ``key`` names the bucket: one op of a key is
-        in flight at a time, and with several lanes it chooses the lane: the same on all ranks.
+        ``array`` is contiguous float32 in host memory: a NumPy array, ``array.array("f")``, a memoryview or
+        a CPU tensor. It must not be touched until ``wait()`` returns. ``key`` names the bucket: one op of a
+        key is in flight at a time, and with several lanes it chooses the lane: the same on all ranks.
         """
-        return Work(self, self._ops.submit(_check_array(array), key))
+        return Work(self, self._ops.submit(bucket_of(array), key))
 
     def resynced(self) -> None:
         """Declare that this rank's state was copied from a peer: it contributes again."""
@@ -146,19 +152,3 @@ class Group:
             notices.warn(alarm, self._opened_at)
         if excess and self._on_over_budget is not None:
             self._on_over_budget(self.stats())
-
-
-def _check_array(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    if not isinstance(array, np.ndarray):
-        raise ConfigError(f"allreduce takes a numpy array, not {type(array).__name__}")
-    if array.dtype != np.float32:
-        raise ConfigError(f"allreduce takes float32, not {array.dtype}; convert with .astype(np.float32)")
-    if not array.flags.c_contiguous:
-        raise ConfigError("allreduce works in place on contiguous memory; pass np.ascontiguousarray(...)")
-    if not array.flags.writeable:
-        raise ConfigError("allreduce works in place, but the array is read-only; pass a copy")
-    if array.size >= 1 << 32:
-        raise ConfigError(
-            f"{array.size} coordinates exceed the limit of 2**32 - 1 for one op; split the array"
-        )
-    return array.reshape(-1)

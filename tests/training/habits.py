@@ -257,8 +257,18 @@ def refusals() -> dict[str, Any]:
         "not-ddp": refusal(lambda: tailcut.attach(perceptron())),
         "float64": refusal(lambda: tailcut.attach(DistributedDataParallel(perceptron().double()))),
         "sparse": refusal(lambda: tailcut.attach(DistributedDataParallel(Sparse()))),
+        "setting": refusal(lambda: tailcut.attach(DistributedDataParallel(perceptron()), deadline=5)),
     }
     return {"refused": refused, "left_open": [udp_sockets() - before[0], tailcut_threads() - before[1]]}
+
+
+@case
+def settings_beside_a_configuration() -> dict[str, Any]:
+    ddp = DistributedDataParallel(perceptron())
+    with tailcut.attach(ddp, replace(PATIENT, seed=3, planes=4), planes=8, straggler_share=0.5) as attachment:
+        config = attachment.config
+        assert config is not None
+        return {"config": [config.seed, config.planes, config.straggler_share]}
 
 
 @case

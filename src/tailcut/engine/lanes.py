@@ -10,7 +10,7 @@ from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
 from tailcut.config import Config
 from tailcut.grid import GridLayout
 from tailcut.meeting.addresses import is_loopback
-from tailcut.meeting.rendezvous import Card, Roster, Route
+from tailcut.meeting.roster import Card, Roster, Route
 
 
 def start_lanes(

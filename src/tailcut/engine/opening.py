@@ -10,7 +10,9 @@ from tailcut.config import Config
 from tailcut.engine.lanes import receive_trimmed, start_lanes
 from tailcut.errors import ConfigError
 from tailcut.grid import GridLayout, grid_of
-from tailcut.meeting.rendezvous import Roster, local_address, meet, open_lanes
+from tailcut.meeting.rendezvous import meet
+from tailcut.meeting.roster import Roster, local_address
+from tailcut.meeting.sockets import open_lanes
 from tailcut.policy.grid import GridSteering
 from tailcut.store import Store
 

@@ -14,10 +14,8 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from tailcut.engine.alarms import Alarms
+from tailcut.engine.buffers import Bucket
 from tailcut.engine.opening import Opening
 from tailcut.errors import ClosedError, ConfigError, TailcutError
 from tailcut.report import Report, outcome_of
@@ -27,8 +25,6 @@ SLICE_NS = 50_000_000
 """The longest single native wait, so that Ctrl-C is answered."""
 
 _JOIN_NS = 10_000_000_000
-
-Bucket = npt.NDArray[np.float32]
 
 
 class Flight:

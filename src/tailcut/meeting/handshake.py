@@ -152,3 +152,24 @@ class Handshake:
 
     def _message(self, kind: bytes, to: bytes, lane: int, index: int, size: int) -> bytes:
         return _MESSAGE.pack(kind, to, self._instance, lane, index, size)
+
+
+def why_unconfirmed(rank: int, published: Sequence[str], contact: Contact) -> str:
+    """For an error: what became of the handshake with a rank that has ``published`` these addresses."""
+    ports = ", ".join(map(str, contact.ports))
+    if not contact.candidates:
+        return (
+            f"There is no route to rank {rank}, which published {list(published) or 'no address'}: set "
+            "socket_ifname or address on both ranks to a common network."
+        )
+    for candidate in contact.candidates:
+        if candidate.small_answers:
+            return (
+                f"Rank {rank} at {candidate.address} (UDP port {ports}) answers small packets but none of "
+                f"{candidate.packet_bytes} bytes: set packet_bytes to what the path carries."
+            )
+    tried = ", ".join(candidate.address for candidate in contact.candidates)
+    return (
+        f"Rank {rank} does not answer at {tried} (UDP port {ports}): is it still running, does a firewall "
+        "drop UDP, is it another network (socket_ifname)?"
+    )

@@ -6,13 +6,9 @@ again until they do. Owns the cards, the routes and the group's tag. Knows nothi
 from __future__ import annotations
 
 import hashlib
-import ipaddress
-import json
-import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
 from tailcut import _native
 from tailcut.config import Config
@@ -21,116 +17,24 @@ from tailcut.grid import GridLayout
 from tailcut.meeting.addresses import (
     IP_UDP_BYTES,
     LOOPBACK,
-    address_of,
-    host_identity,
-    interfaces,
-    is_loopback,
     local_address_towards,
     multicast_mtu_bytes,
     path_mtu_bytes,
 )
-from tailcut.meeting.handshake import Candidate, Contact, Handshake
+from tailcut.meeting.handshake import Candidate, Contact, Handshake, why_unconfirmed
 from tailcut.meeting.multicast import (
     Medium,
-    Multicast,
     choose_interface,
     fewest_members,
     group_address,
     refusal,
 )
 from tailcut.meeting.multicast_probe import Peer, Probe
+from tailcut.meeting.roster import Card, Roster, Route, card_text, make_card, parse_card
+from tailcut.meeting.sockets import bind_address, payload_bytes
 from tailcut.store import Store, try_get
 
-_GRANULE_BYTES = 4 * _native.GRANULE
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.1
-
-
-@dataclass(frozen=True)
-class Card:
-    """What a rank tells the others before the first packet."""
-
-    host: str
-    addresses: list[str]
-    loopback: bool
-    ports: list[int]
-    """One for each lane."""
-    window_bytes: int
-    """Each sender's share of a lane's socket buffer."""
-    pool_bytes: int
-    agreed: dict[str, int | str]
-    instance: str
-    """Random: this life of this rank."""
-    post_port: int = 0
-    """For questions about multicast."""
-
-
-@dataclass(frozen=True)
-class Route:
-    """How to reach a peer."""
-
-    address: str
-    payload_bytes: int
-    """The most that one packet carries."""
-
-
-@dataclass(frozen=True)
-class Roster:
-    cards: list[Card]
-    routes: list[Route]
-    tag: int
-    """Random, 64 bits, known to the members only: keeps packets of others and of earlier lives out."""
-    multicast: Multicast
-    """Who hears this rank's multicast."""
-
-    @property
-    def hosts(self) -> int:
-        return len({card.host for card in self.cards})
-
-
-def bind_address(config: Config) -> str:
-    """The address to bind and publish; empty for any."""
-    return config.address or (address_of(config.socket_ifname) if config.socket_ifname else "")
-
-
-def open_lane(address: str, config: Config) -> _native.UdpLane:
-    """A socket on an address, or on any if it is empty."""
-    try:
-        bind_ipv4 = int(ipaddress.IPv4Address(address or "0.0.0.0"))
-        return _native.UdpLane(bind_ipv4, config.receive_buffer_bytes, config.offload)
-    except RuntimeError as error:  # std::system_error
-        raise ConfigError(f"cannot open a UDP socket on {address or 'any address'}: {error}") from error
-
-
-def open_lanes(config: Config) -> list[_native.UdpLane]:
-    """The sockets of a rank, one for each lane."""
-    bound = bind_address(config)
-    return [open_lane(bound, config) for _ in range(config.lanes)]
-
-
-def _make_card(
-    config: Config, lanes: Sequence[_native.UdpLane], grid: GridLayout, post: socket.socket
-) -> Card:
-    bound = bind_address(config)
-    buffer_bytes = min(lane.receive_buffer_bytes for lane in lanes)
-    return Card(
-        host=host_identity(),
-        addresses=[bound] if bound else [a for a in interfaces().values() if not is_loopback(a)],
-        loopback=bound in ("", LOOPBACK),
-        ports=[lane.port for lane in lanes],
-        window_bytes=_native.credit_window_bytes(buffer_bytes, grid.senders),
-        pool_bytes=config.pool_bytes,
-        # Every row encodes the same mean.
-        agreed=config.agreed | ({"planes": config.planes} if grid.rows > 1 else {}),
-        instance=os.urandom(16).hex(),
-        post_port=post.getsockname()[1],
-    )
-
-
-def local_address(roster: Roster, rank: int) -> str:
-    """The address at which every peer reaches this rank: that on the way to a remote one, if any is."""
-    here = roster.cards[rank].host
-    remote = [r.address for r, c in zip(roster.routes, roster.cards, strict=True) if c.host != here]
-    return (local_address_towards(remote[0]) if remote else None) or LOOPBACK
 
 
 def meet(
@@ -144,7 +48,7 @@ def meet(
     """Publish our card, read everybody's, agree, shake hands. Raises PeerError naming who did not come."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as post:
         post.bind((bind_address(config), 0))
-        card = _make_card(config, lanes, grid, post)
+        card = make_card(config, lanes, grid, post)
         meeting = _Meeting(store, name, rank, grid, card, config)
         with Handshake(lanes, post, bytes.fromhex(card.instance)) as handshake:
             return meeting.hold(handshake)
@@ -170,7 +74,7 @@ class _Meeting:
         """Tags."""
 
     def hold(self, handshake: Handshake) -> Roster:
-        self._store.set(self._card_key(self._rank), json.dumps(asdict(self._card)).encode())
+        self._store.set(self._card_key(self._rank), card_text(self._card))
         give_up = time.monotonic() + self._config.rendezvous_s
         pause_s = _FIRST_PAUSE_S
         waiting = [r for r in range(self._world_size) if r != self._rank]
@@ -220,7 +124,7 @@ class _Meeting:
             text = try_get(self._store, self._card_key(peer))
             if text is None:
                 continue
-            card = _parse(text, peer)
+            card = parse_card(text, peer)
             if peer not in self._cards or card.instance != self._cards[peer].instance:
                 if peer == self._rank:
                     raise ConfigError(
@@ -339,7 +243,7 @@ class _Meeting:
             )
         for rank in waiting:
             if rank in self._contacts and not self._contacts[rank].confirmed:
-                text += " " + _why_not(rank, self._cards[rank], self._contacts[rank])
+                text += " " + why_unconfirmed(rank, self._cards[rank].addresses, self._contacts[rank])
         if waiting and not self._unconfirmed():
             text += f" All answered here, but ranks {waiting} did not hear all of their peers."
         return text
@@ -349,43 +253,3 @@ class _Meeting:
 
     def _ready_key(self, tag: int, rank: int) -> str:
         return f"tailcut/{self._name}/{tag:016x}/{rank}"
-
-
-def _why_not(rank: int, card: Card, contact: Contact) -> str:
-    ports = ", ".join(map(str, card.ports))
-    if not contact.candidates:
-        return (
-            f"There is no route to rank {rank}, which published {card.addresses or 'no address'}: set "
-            "socket_ifname or address on both ranks to a common network."
-        )
-    for candidate in contact.candidates:
-        if candidate.small_answers:
-            return (
-                f"Rank {rank} at {candidate.address} (UDP port {ports}) answers small packets but none of "
-                f"{candidate.packet_bytes} bytes: set packet_bytes to what the path carries."
-            )
-    tried = ", ".join(candidate.address for candidate in contact.candidates)
-    return (
-        f"Rank {rank} does not answer at {tried} (UDP port {ports}): is it still running, does a firewall "
-        "drop UDP, is it another network (socket_ifname)?"
-    )
-
-
-def payload_bytes(address: str, mtu_bytes: int, window_bytes: int, config: Config) -> int:
-    """The most that one packet carries: what the path does in one datagram, and the peer's window holds."""
-    largest = min(mtu_bytes - IP_UDP_BYTES, 65_507) - _native.HEADER_BYTES
-    if config.packet_bytes > largest:
-        raise ConfigError(
-            f"packet_bytes={config.packet_bytes} exceeds the {largest} bytes that the path to "
-            f"{address} carries (MTU {mtu_bytes}); lower it or raise the MTU"
-        )
-    return config.packet_bytes or min(largest, 61_440, max(_GRANULE_BYTES, window_bytes - 2048))
-
-
-def _parse(text: bytes, peer: int) -> Card:
-    try:
-        return Card(**json.loads(text))
-    except (TypeError, ValueError) as error:
-        raise PeerError(
-            f"rank {peer} published something that this version does not understand: {error}"
-        ) from None

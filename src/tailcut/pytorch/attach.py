@@ -7,7 +7,6 @@ Owns what a training script holds on to: figures, state, the end. Nothing of DDP
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -17,22 +16,16 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from tailcut import notices
-from tailcut.config import Config
+from tailcut.config import Config, configured
 from tailcut.errors import ConfigError
 from tailcut.group import Group
 from tailcut.policy.budget import EXCESS
+from tailcut.pytorch.demands import check_gradients, fitting, warn_of_what_blocks
 from tailcut.pytorch.reducer import Reducer
 from tailcut.pytorch.resync import copy_from
-from tailcut.pytorch.staging import DTYPES
 from tailcut.pytorch.startup import announce, attachment_name, disabled, open_group, store_of, sum_up
 from tailcut.report import Report
 from tailcut.stats import Stats
-
-STEPS_IN_WINDOW = 4
-"""How many steps of buckets the window holds at least: a rank may be late by a backward pass or two."""
-
-POOLED_BUCKETS = 4
-"""How many of the largest bucket the pool holds at least: an op is served when twice its bucket fits."""
 
 
 def attach(
@@ -40,9 +33,11 @@ def attach(
     config: Config | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     on_over_budget: Callable[[Stats], None] | None = None,
+    **settings: Any,
 ) -> "Attachment":
     """Average the gradients of ``ddp`` through tailcut from now on. Every rank calls it, before any step.
 
+    ``settings`` are fields of ``Config``, such as ``deadline_s=5``; they come before those of ``config``.
     With ``optimizer``, ``Attachment.resync`` copies its state too. ``on_over_budget`` is called, in another
     thread while backward waits, when gradients have cost more than ``config.budget`` for a hundred buckets in
     a row; what it raises, backward raises.
@@ -54,8 +49,8 @@ def attach(
         )
     if disabled():
         return Attachment(ddp, None, optimizer)
-    _check_gradients(ddp)
-    config = _fitting(config or Config(), ddp)
+    check_gradients(ddp)
+    config = fitting(configured(config, settings), ddp)
     process_group = ddp.process_group
     group = open_group(
         store_of(process_group),
@@ -73,7 +68,7 @@ def attach(
         raise
     if process_group.rank() == 0:
         announce(group, f"gradients of {type(ddp.module).__name__}")
-        _warn_of_what_blocks(ddp)
+        warn_of_what_blocks(ddp)
     return attachment
 
 
@@ -211,56 +206,3 @@ def average_bucket(attachment: Attachment, bucket: GradBucket) -> torch.futures.
     # Buckets are rebuilt after the first step, so an index would mean another bucket then.
     key = attachment._names.get(bucket.parameters()[0])
     return attachment._reducer.average(bucket.buffer(), key).future
-
-
-def _check_gradients(ddp: DistributedDataParallel) -> None:
-    for name, parameter in ddp.module.named_parameters():
-        if parameter.requires_grad and parameter.dtype not in DTYPES:
-            raise ConfigError(
-                f"the gradients of {name} are {parameter.dtype}, and tailcut averages in float32: "
-                "convert the model with .float(), or leave this one to DDP"
-            )
-    for name, module in ddp.module.named_modules():
-        if getattr(module, "sparse", False) and isinstance(
-            module, torch.nn.Embedding | torch.nn.EmbeddingBag
-        ):
-            raise ConfigError(
-                f"{name} has sparse gradients, which tailcut does not average: set sparse=False"
-            )
-    if getattr(ddp, "_use_python_reducer", False):
-        raise ConfigError(
-            "torch._dynamo.config.optimize_ddp='python_reducer' reduces parameter by parameter inside the "
-            "compiled graph; tailcut needs DDP's buckets: set it to 'ddp_optimizer'"
-        )
-
-
-def _fitting(config: Config, ddp: DistributedDataParallel) -> Config:
-    """The configuration with room for the steps and buckets of this model, whatever it says."""
-    parameters: list[torch.nn.Parameter] = [p for p in ddp.module.parameters() if p.requires_grad]
-    # A bucket is closed when it reaches its cap; one may be open for each dtype, and the first is small.
-    cap_bytes = max(1, int(ddp.bucket_bytes_cap))  # 0 is allowed: a bucket for every parameter
-    gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
-    buckets = min(len(parameters), gradient_bytes // cap_bytes + len({p.dtype for p in parameters}) + 1)
-    bucket_bytes = cap_bytes + max((4 * p.numel() for p in parameters), default=0)
-    return replace(
-        config,
-        window_ops=max(config.window_ops, STEPS_IN_WINDOW * buckets),
-        pool_bytes=max(config.pool_bytes, POOLED_BUCKETS * bucket_bytes),
-    )
-
-
-def _warn_of_what_blocks(ddp: DistributedDataParallel) -> None:
-    """What DDP and its modules send by themselves still waits for every rank."""
-    blocking = []
-    if ddp.broadcast_buffers and ddp.modules_buffers:
-        switch = "forward_sync_buffers" if hasattr(ddp, "forward_sync_buffers") else "broadcast_buffers"
-        blocking.append(f"the broadcast of buffers before every forward pass ({switch}=False)")
-    if ddp.find_unused_parameters and not ddp.static_graph:
-        blocking.append("the map of used parameters (find_unused_parameters=False, or static_graph=True)")
-    if any(isinstance(module, torch.nn.SyncBatchNorm) for module in ddp.module.modules()):
-        blocking.append("the statistics of SyncBatchNorm (BatchNorm, or a norm without statistics)")
-    if blocking:
-        notices.warn(
-            "tailcut bounds the gradients. A dead or frozen rank still stops the others in: "
-            + "; ".join(blocking)
-        )

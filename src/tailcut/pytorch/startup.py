@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-<<<<<<< HEAD
-from collections import Counter
-=======
-import sys
 import weakref
->>>>>>> h-drv
 from collections.abc import Callable
 from typing import cast
 
@@ -22,12 +17,8 @@ from tailcut.group import Group
 from tailcut.stats import Stats
 from tailcut.store import Store
 
-<<<<<<< HEAD
 _log = logging.getLogger(__name__)
-_names: Counter[str] = Counter()
-=======
 _attachments: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
->>>>>>> h-drv
 _announced: set[str] = set()
 
 

@@ -55,9 +55,9 @@ def simulate(
         inputs = [[scenario.bucket(op, rank) for rank in range(scenario.ranks)] for op in range(scenario.ops)]
     results = inputs if scenario.elided else [[bucket.copy() for bucket in op] for op in inputs]
     native = _native.simulate(spec_of(scenario, policies), results)
+    grid = GridLayout(scenario.ranks, scenario.rows)
     outcomes = [
-        [outcome_of(report, scenario.grid, rank) for report in reports]
-        for rank, reports in enumerate(native.reports)
+        [outcome_of(report, grid, rank) for report in reports] for rank, reports in enumerate(native.reports)
     ]
     return Simulation(scenario, inputs, results, outcomes, native.ended_at_ns / 1e9, native)
 
@@ -105,7 +105,7 @@ def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _na
     if policies is None and scenario.steering:
         policies = _steering(scenario)
     if policies is not None:
-        _let_decide(spec, policies, scenario.grid)
+        _let_decide(spec, policies, GridLayout(scenario.ranks, scenario.rows))
     return spec
 
 
@@ -113,7 +113,7 @@ def _steering(scenario: Scenario) -> list[Policy]:
     return [
         GridSteering(
             rank=rank,
-            grid=scenario.grid,
+            grid=GridLayout(scenario.ranks, scenario.rows),
             deadline_s=scenario.deadline_s,
             planes=scenario.planes_by_rank.get(rank, scenario.planes) if scenario.codec == "planes" else 16,
             budget=scenario.budget,

@@ -86,7 +86,7 @@ class Scenario(SimulatedNetwork):
         if self.ops < 0 or self.length < 0 or self.depth < 1 or self.window_ops < 1:
             raise ConfigError("ops and length must not be negative, depth and window_ops at least 1")
         self.check_network()
-        if self.grid.rows > 1 and self.multicast:
+        if GridLayout(self.ranks, self.rows).rows > 1 and self.multicast:
             raise ConfigError("a grid has no multicast")
         if self.codec not in CODEC_IDS:
             raise ConfigError(f"codec={self.codec!r} must be one of {', '.join(map(repr, CODEC_IDS))}")
@@ -99,10 +99,6 @@ class Scenario(SimulatedNetwork):
             raise ConfigError(f"packet_bytes={self.packet_bytes} must be at least 256")
         if len(self.compute_s) and np.shape(self.compute_s) != (self.ops, self.ranks):
             raise ConfigError(f"compute_s has shape {np.shape(self.compute_s)}, not (ops, ranks)")
-
-    @property
-    def grid(self) -> GridLayout:
-        return GridLayout(self.ranks, self.rows)
 
     def length_of(self, op: int, rank: int) -> int:
         return self.lengths.get((op, rank), self.length)

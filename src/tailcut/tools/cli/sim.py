@@ -14,7 +14,8 @@ from tailcut.simulation.baseline import ALGORITHMS
 from tailcut.tools.bench.table import PlainProgress, TerminalProgress
 from tailcut.tools.cli.sizes import size_bytes
 from tailcut.tools.sim import plot, table
-from tailcut.tools.sim.run import Options, Row, run
+from tailcut.tools.sim.options import Options
+from tailcut.tools.sim.run import Row, run
 from tailcut.tools.testbed import load_scenario
 
 if TYPE_CHECKING:

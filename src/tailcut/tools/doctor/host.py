@@ -9,7 +9,7 @@ from tailcut.config import Config
 from tailcut.errors import ConfigError
 from tailcut.grid import grid_of
 from tailcut.meeting.addresses import is_loopback
-from tailcut.meeting.rendezvous import payload_bytes
+from tailcut.meeting.sockets import payload_bytes
 from tailcut.tools.doctor.check import Check, Setting
 from tailcut.tools.doctor.probes import HostFacts, Interface
 

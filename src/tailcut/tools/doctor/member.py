@@ -16,7 +16,9 @@ from tailcut.errors import ConfigError, PeerError, TailcutError
 from tailcut.grid import grid_of
 from tailcut.group import Group
 from tailcut.meeting.addresses import host_identity
-from tailcut.meeting.rendezvous import Roster, bind_address, meet, open_lanes
+from tailcut.meeting.rendezvous import meet
+from tailcut.meeting.roster import Roster
+from tailcut.meeting.sockets import bind_address, open_lanes
 from tailcut.store import Store
 from tailcut.tools.doctor import host, probes
 from tailcut.tools.doctor.check import Check, Setting

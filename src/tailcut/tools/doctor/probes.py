@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tailcut.config import Config
 from tailcut.meeting.addresses import LOOPBACK, interfaces, is_loopback, local_address_towards
-from tailcut.meeting.rendezvous import open_lane
+from tailcut.meeting.sockets import open_lane
 
 SIOCGIFMTU = 0x8921  # linux/sockios.h
 UDP_SEGMENT, UDP_GRO = 103, 104  # linux/udp.h; not in the socket module

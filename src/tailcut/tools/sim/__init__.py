@@ -5,6 +5,7 @@ for row in run(Options(scenario=load_scenario("tail-3"), ranks=(8, 64))):
 """
 
 from tailcut.tools.sim import plot
-from tailcut.tools.sim.run import Options, Row, run
+from tailcut.tools.sim.options import Options
+from tailcut.tools.sim.run import Row, run
 
 __all__ = ["Options", "Row", "plot", "run"]

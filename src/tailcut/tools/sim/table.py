@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tailcut.tools.sim.figures import Side
-from tailcut.tools.sim.run import Options, Row
+from tailcut.tools.sim.options import Options
+from tailcut.tools.sim.run import Row
 
 _COLUMNS = (
     ("p50", "(ms)"),

@@ -1,0 +1,75 @@
+"""What a DDP model and tailcut demand of each other: gradients that can be averaged, and room for its buckets.
+
+Also says what of DDP still waits for every rank. Looks at the model only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from tailcut import notices
+from tailcut.config import Config
+from tailcut.errors import ConfigError
+from tailcut.pytorch.staging import DTYPES
+
+STEPS_IN_WINDOW = 4
+"""How many steps of buckets the window holds at least: a rank may be late by a backward pass or two."""
+
+POOLED_BUCKETS = 4
+"""How many of the largest bucket the pool holds at least: an op is served when twice its bucket fits."""
+
+
+def check_gradients(ddp: DistributedDataParallel) -> None:
+    for name, parameter in ddp.module.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in DTYPES:
+            raise ConfigError(
+                f"the gradients of {name} are {parameter.dtype}, and tailcut averages in float32: "
+                "convert the model with .float(), or leave this one to DDP"
+            )
+    for name, module in ddp.module.named_modules():
+        if getattr(module, "sparse", False) and isinstance(
+            module, torch.nn.Embedding | torch.nn.EmbeddingBag
+        ):
+            raise ConfigError(
+                f"{name} has sparse gradients, which tailcut does not average: set sparse=False"
+            )
+    if getattr(ddp, "_use_python_reducer", False):
+        raise ConfigError(
+            "torch._dynamo.config.optimize_ddp='python_reducer' reduces parameter by parameter inside the "
+            "compiled graph; tailcut needs DDP's buckets: set it to 'ddp_optimizer'"
+        )
+
+
+def fitting(config: Config, ddp: DistributedDataParallel) -> Config:
+    """The configuration with room for the steps and buckets of this model, whatever it says."""
+    parameters: list[torch.nn.Parameter] = [p for p in ddp.module.parameters() if p.requires_grad]
+    # A bucket is closed when it reaches its cap; one may be open for each dtype, and the first is small.
+    cap_bytes = max(1, int(ddp.bucket_bytes_cap))  # 0 is allowed: a bucket for every parameter
+    gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
+    buckets = min(len(parameters), gradient_bytes // cap_bytes + len({p.dtype for p in parameters}) + 1)
+    bucket_bytes = cap_bytes + max((4 * p.numel() for p in parameters), default=0)
+    return replace(
+        config,
+        window_ops=max(config.window_ops, STEPS_IN_WINDOW * buckets),
+        pool_bytes=max(config.pool_bytes, POOLED_BUCKETS * bucket_bytes),
+    )
+
+
+def warn_of_what_blocks(ddp: DistributedDataParallel) -> None:
+    """What DDP and its modules send by themselves still waits for every rank."""
+    blocking = []
+    if ddp.broadcast_buffers and ddp.modules_buffers:
+        switch = "forward_sync_buffers" if hasattr(ddp, "forward_sync_buffers") else "broadcast_buffers"
+        blocking.append(f"the broadcast of buffers before every forward pass ({switch}=False)")
+    if ddp.find_unused_parameters and not ddp.static_graph:
+        blocking.append("the map of used parameters (find_unused_parameters=False, or static_graph=True)")
+    if any(isinstance(module, torch.nn.SyncBatchNorm) for module in ddp.module.modules()):
+        blocking.append("the statistics of SyncBatchNorm (BatchNorm, or a norm without statistics)")
+    if blocking:
+        notices.warn(
+            "tailcut bounds the gradients. A dead or frozen rank still stops the others in: "
+            + "; ".join(blocking)
+        )

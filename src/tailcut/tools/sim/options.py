@@ -1,0 +1,73 @@
+"""What a run of ``tailcut sim`` is asked for. Checked once, so that a mistake costs no time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tailcut.errors import ConfigError
+from tailcut.grid import grid_of
+from tailcut.simulation.baseline import ALGORITHMS
+from tailcut.tools.testbed import HostScenario
+
+MOST_VALUE_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One run."""
+
+    scenario: HostScenario
+    ranks: tuple[int, ...] = ()
+    """None: the scenario's number of hosts."""
+    size_bytes: int = 25 << 20
+    ops: int = 200
+    warmup: int | None = None
+    """Ops that are not counted: windows and bounds find their size in them. None: a tenth, 20 at most."""
+    rows: int = 0
+    """Of a grid; 0: as a Group chooses."""
+    codec: str = "raw"
+    planes: int = 16
+    mtu_bytes: int | None = None
+    rate_bytes_per_s: float | None = None
+    against: tuple[str, ...] = ()
+    seed: int | None = None
+    deadline_s: float | None = None
+    adaptive: bool = True
+    """Bounds adapt as in a Group; else they are shares of the deadline."""
+    values: bool = False
+    receive_buffer_bytes: int = 8 << 20
+    """As the kernel reports it: what senders share."""
+    compute_s: float = 0.0
+    """Between the end of an op and the entry into the next, on every rank."""
+
+    def __post_init__(self) -> None:
+        for ranks in self.all_ranks:
+            if not 2 <= ranks <= 4096:
+                raise ConfigError(f"ranks={ranks} must be between 2 and 4096")
+            grid_of(ranks, self.rows)
+        if self.size_bytes < 4 or self.size_bytes % 4:
+            raise ConfigError(f"size {self.size_bytes} must be a positive multiple of 4: buckets are float32")
+        if self.ops < 1 or not 0 <= self.warmup_ops < self.ops:
+            raise ConfigError(f"ops={self.ops} must be at least 1 and more than warmup={self.warmup_ops}")
+        for name in self.against:
+            if name not in ALGORITHMS:
+                raise ConfigError(f"cannot compare with {name!r}; there are {', '.join(ALGORITHMS)}")
+        if not 1 <= self.planes <= 16:
+            raise ConfigError(f"planes={self.planes} must be between 1 and 16 bits a coordinate")
+        if self.mtu_bytes is not None and not 576 <= self.mtu_bytes <= 65_535:
+            raise ConfigError(f"mtu={self.mtu_bytes} must be between 576 and 65535")
+        if self.rate_bytes_per_s is not None and self.rate_bytes_per_s <= 0:
+            raise ConfigError("the rate must be above 0")
+        if self.values and self.ops * max(self.all_ranks) * self.size_bytes > MOST_VALUE_BYTES:
+            raise ConfigError(
+                f"values of {self.ops} ops of {max(self.all_ranks)} ranks take more than 4 GB: lower --size "
+                "or --ops, or go without values"
+            )
+
+    @property
+    def all_ranks(self) -> tuple[int, ...]:
+        return self.ranks or (self.scenario.hosts,)
+
+    @property
+    def warmup_ops(self) -> int:
+        return min(20, self.ops // 10) if self.warmup is None else self.warmup
