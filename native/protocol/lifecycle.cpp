@@ -210,8 +210,7 @@ void Endpoint::note_cuts(OpReport& report, const Op& op) {
     };
     note_cut(wire::Stage::kScatter, report.scatter,
              [](const LinkReport& link) { return link.abstained ? 0 : link.scatter.missing; });
-    note_cut(wire::Stage::kGather, report.gather,
-             [](const LinkReport& link) { return link.gather.missing; });
+    note_cut(wire::Stage::kGather, report.gather, [](const LinkReport& link) { return link.gather.missing; });
     while (cuts_.size() > kMostCuts) cuts_.pop_front();
 }
 

@@ -52,7 +52,8 @@ using SinceEntry = std::optional<Duration>;
 struct StageReport {
     std::uint32_t planes = 0;  // bits a coordinate of what this rank sent in it; 0: raw
     Ending ended_by = Ending::kDeadline;
-    SinceEntry began;  // SCATTER: the ceil(N/2)-th rank entered; GATHER: the own shard closed, or the own entry
+    SinceEntry
+        began;  // SCATTER: the ceil(N/2)-th rank entered; GATHER: the own shard closed, or the own entry
     SinceEntry ended;  // SCATTER: the own shard closed; GATHER: the op ended
     // Coordinates over all links, as LinkStage has them by link
     std::uint64_t coords = 0, missing = 0, empty = 0;
@@ -152,6 +153,9 @@ struct OpReport {
     // With Settings::record_fates: which granules arrived.
     std::vector<GranuleSet> contributions;  // by rank, over the own shard
     std::vector<GranuleSet> held;           // by shard, with a mean
+
+    // When SCATTER of the own shard closed.
+    Time closed_at() const { return entered_at + scatter.ended.value_or(0); }
 
     template <typename Visit>
     static constexpr void visit_fields(Visit&& visit) {
