@@ -105,8 +105,9 @@ nb::class_<T> bind_fields(nb::module_& m, const char* class_name) {
         else if constexpr (std::is_enum_v<Value>)
             bound.def_prop_ro(name, [field](const T& self) { return nb::str(python_of(self.*field)); });
         else if constexpr (kIsTuple<Value>)
-            bound.def_prop_ro(
-                name, [field](const T& self) { return nb::steal<nb::any>(python_of(self.*field).release()); });
+            bound.def_prop_ro(name, [field](const T& self) {
+                return nb::steal<nb::any>(python_of(self.*field).release());
+            });
         else
             bound.def_ro(name, field);
     });
@@ -137,6 +138,7 @@ void bind_reports(nb::module_& m) {
         "The classes of named tuples that reports are made of.");
     bind_fields<Energies>(m, "Energies").def(nb::init<>());
     bind_fields<OpReport>(m, "OpReport")
+        .def_prop_ro("closed_at", &OpReport::closed_at)
         .def("contributions",
              [](const OpReport& report) {  // by rank, a byte per granule of the own shard
                  const Layout layout{report.bucket_len, static_cast<Rank>(report.contributions.size())};
@@ -152,5 +154,5 @@ void bind_reports(nb::module_& m) {
                 all.push_back(granule_bytes(report.held[shard], layout.granules(shard)));
             return all;
         });
-    bind_fields<Counters>(m, "Counters").attr("FIELDS") = nb::tuple(nb::cast(names_of<Counters>()));
+    bind_fields<Counters>(m, "Counters").def_static("fields", &names_of<Counters>);
 }

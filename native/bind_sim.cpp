@@ -38,9 +38,6 @@ std::function<void(std::uint64_t)> glance_of(std::function<void(std::uint64_t)> 
     };
 }
 
-// A table of simulate(), by name of its columns.
-#define TAILCUT_TABLE(name) nb::sig("def " name "(self) -> numpy.typing.NDArray[numpy.void]")
-
 // A DATA packet that an endpoint was handed intact.
 struct Delivery {
     Time at;
@@ -238,12 +235,8 @@ void bind_endpoints(nb::module_& m) {
         .def_ro("ended_at_ns", &SimResult::ended_at)
         .def_prop_ro("fates", [](const SimResult& result) { return fates_of(result.network); })
         .def_ro("network", &SimResult::network)
-        .def(
-            "summaries", [](const SimResult& result) { return table_of(result.summaries); },
-            TAILCUT_TABLE("summaries"))
-        .def(
-            "deliveries", [](const SimResult& result) { return table_of(deliveries_of(result)); },
-            TAILCUT_TABLE("deliveries"));
+        .def("summaries", [](const SimResult& result) { return table_of(result.summaries); })
+        .def("deliveries", [](const SimResult& result) { return table_of(deliveries_of(result)); });
     m.def(
         "packet_granules",
         [](int codec, int planes, std::uint32_t payload_bytes, std::uint32_t trim_payload_bytes) {
@@ -300,9 +293,7 @@ void bind_baselines(nb::module_& m) {
             },
             "rank"_a, "from_ns"_a, "until_ns"_a.none());
     nb::class_<sim::BaselineResult>(m, "BaselineResult")
-        .def(
-            "ops", [](const sim::BaselineResult& result) { return table_of(result.ops); },
-            TAILCUT_TABLE("ops"))
+        .def("ops", [](const sim::BaselineResult& result) { return table_of(result.ops); })
         .def_ro("network", &sim::BaselineResult::network)
         .def_prop_ro("segments", [](const sim::BaselineResult& r) { return r.transport.segments; })
         .def_prop_ro("resent_segments",

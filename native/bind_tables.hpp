@@ -37,8 +37,13 @@ nanobind::object dtype_of() {
     return nanobind::module_::import_("numpy").attr("dtype")(fields);
 }
 
+class Table : public nanobind::object {
+    static bool is_table(PyObject*) { return true; }  // only ever made here
+    NB_OBJECT(Table, object, "numpy.typing.NDArray[typing.Any]", is_table)
+};
+
 template <Listed Row>
-nanobind::object table_of(std::vector<Row> rows) {
+Table table_of(std::vector<Row> rows) {
     static_assert(std::is_trivially_copyable_v<Row> && std::is_standard_layout_v<Row>);
     auto kept = std::make_unique<std::vector<Row>>(std::move(rows));
     auto* const bytes = reinterpret_cast<std::uint8_t*>(kept->data());
@@ -46,7 +51,8 @@ nanobind::object table_of(std::vector<Row> rows) {
     const nanobind::capsule owner(kept.release(),
                                   [](void* p) noexcept { delete static_cast<std::vector<Row>*>(p); });
     const nanobind::ndarray<nanobind::numpy, std::uint8_t, nanobind::ndim<1>> array(bytes, {count}, owner);
-    return nanobind::cast(array).attr("view")(dtype_of<Row>());
+    const nanobind::object table = nanobind::cast(array).attr("view")(dtype_of<Row>());
+    return nanobind::borrow<Table>(table);
 }
 
 }  // namespace tailcut

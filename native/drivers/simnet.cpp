@@ -321,7 +321,7 @@ OpSummary summary_of(Rank rank, const OpReport& report) {
     summary.rank = rank;
     summary.op = report.ticket;
     summary.entered_at = report.entered_at;
-    summary.closed_at = report.entered_at + report.scatter.ended.value_or(0);
+    summary.closed_at = report.closed_at();
     summary.ended_at = report.ended_at;
     summary.scatter_coords = report.scatter.coords;
     summary.scatter_missing = report.scatter.missing;

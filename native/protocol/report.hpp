@@ -152,6 +152,9 @@ struct OpReport {
     std::vector<GranuleSet> contributions;  // by rank, over the own shard
     std::vector<GranuleSet> held;           // by shard, with a mean
 
+    // When SCATTER of the own shard closed.
+    Time closed_at() const { return entered_at + scatter.ended.value_or(0); }
+
     template <typename Visit>
     static constexpr void visit_fields(Visit&& visit) {
         visit("ticket", &OpReport::ticket);

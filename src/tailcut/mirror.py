@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 Stage = Literal["scatter", "gather"]
 Ending = Literal["all", "grace", "bound", "deadline"]
-"""What ended a stage, and with GATHER the op: everything had come, the grace after the last-percentile packets
-was over (t_C), the stage's own bound (t_B, or its cap), or the deadline of the op."""
+"""What ended a stage, and with GATHER the op: everything had come, the grace after the last-percentile
+packets was over (t_C), the stage's own bound (t_B, or its cap), or the deadline of the op."""
 
 LR_PERIOD_OPS = 64
 """A factor of the learning rate holds from an op on whose number is a multiple of this."""
@@ -40,6 +40,9 @@ class Traffic(NamedTuple):
     """Of those received: a switch had cut them."""
     late_packets: int = 0
     """Contributions and means that came after their stage had ended: not lost, but not in the result."""
+
+
+NO_TRAFFIC = Traffic()
 
 
 class StageReport(NamedTuple):
@@ -66,6 +69,9 @@ class StageReport(NamedTuple):
         if self.began_s is None or self.ended_s is None:
             return None
         return max(0.0, self.ended_s - self.began_s)
+
+
+NO_STAGE = StageReport()
 
 
 class LinkStage(NamedTuple):

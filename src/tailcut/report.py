@@ -12,7 +12,17 @@ from tailcut import _native
 from tailcut.epsilon import NO_ERROR, Epsilon, quality_of
 from tailcut.errors import ClosedError, ConfigError, TailcutError
 from tailcut.grid import GridLayout
-from tailcut.mirror import Ending, LateCompletion, Link, LrScale, StageReport, Traffic, plain
+from tailcut.mirror import (
+    NO_STAGE,
+    NO_TRAFFIC,
+    Ending,
+    LateCompletion,
+    Link,
+    LrScale,
+    StageReport,
+    Traffic,
+    plain,
+)
 
 Status = Literal["complete", "partial", "behind"]
 
@@ -65,15 +75,15 @@ class Report:
     verdicts: tuple[Verdict, ...] = ()
     """Who was late, and why (docs/time.md); in the order of ``members``, as ``links`` are."""
 
-    scatter: StageReport = StageReport()
+    scatter: StageReport = NO_STAGE
     """This rank as owner: contributions to its shard."""
-    gather: StageReport = StageReport()
+    gather: StageReport = NO_STAGE
     """This rank as receiver: the means of all shards."""
     links: tuple[Link, ...] = ()
     """What this rank saw of every member: by rank, and in a grid by place in ``members`` (``link``)."""
     members: Sequence[int] = ()
     """The ranks of the links: all, or in a grid those of this rank's row (docs/grid.md)."""
-    traffic: Traffic = Traffic()
+    traffic: Traffic = NO_TRAFFIC
     late: tuple[LateCompletion, ...] = ()
     """Stages of earlier ops that have turned out complete since the last report."""
     late_coords: int = 0
@@ -153,7 +163,7 @@ def _from_native(
             key=key,
             contributed=False,
             lost_frac=1.0,
-            gather=native.gather,
+            gather=_JUMPED,
         )
     links, gather, length = native.links, native.gather, native.bucket_len
     live = len([link for link in links if not (link.silent or link.abstained)])
@@ -182,6 +192,7 @@ def _from_native(
 
 
 _RESULTS = ("complete", "partial")
+_JUMPED = StageReport(ended_by="deadline")
 
 
 def _announced(heard: LrScale) -> LrScale | None:

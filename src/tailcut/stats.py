@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tailcut import _native
 from tailcut.epsilon import NO_ERROR, Epsilon
-from tailcut.mirror import Traffic, plain, summed
+from tailcut.mirror import NO_TRAFFIC, Traffic, plain, summed
 from tailcut.report import Report
 
 
@@ -49,7 +49,7 @@ class Stats:
     """Of those that did not come: means that came by the end of the next op."""
     late_completions: int = 0
     """Stages that were cut, and all of whose missing packets came later."""
-    traffic: Traffic = Traffic()
+    traffic: Traffic = NO_TRAFFIC
     feedback_packets: int = 0
     """Sent, without values: what has come, how far this rank is, goodbyes."""
     feedback_bytes: int = 0
@@ -137,7 +137,7 @@ class Stats:
 
     def add_lane(self, lane: _native.LaneStats) -> None:
         """Add what a lane has counted."""
-        for name in _native.Counters.FIELDS:
+        for name in _COUNTERS:
             setattr(self, name, summed(getattr(self, name), getattr(lane.protocol, name)))
         self.uncorrected_packets += lane.uncorrected_packets
         self.contributing &= lane.contributing
@@ -166,6 +166,8 @@ class Stats:
             traffic=summed(self.traffic, traffic),
         )
 
+
+_COUNTERS = _native.Counters.fields()
 
 _LEVELS = ("pool_used_bytes", "memory_bytes")
 """What is so now, and does not add up."""

@@ -233,7 +233,7 @@ def _shared_loss(report: Report) -> float:
     that were not there to send. Where packets are lost, what they had not brought when a stage was cut counts
     too. A cut alone does not: a burst of other traffic that a port holds is not mended by fewer senders (P99
     over P50 of tail-3 was 1.7 with it, and is below 1.2)."""
-    if not any([link.received_lost_packets for link in report.links]):
+    if not any(link.received_lost_packets for link in report.links):
         return 0.0
     absent = (Verdict.SILENT, Verdict.COMPUTE_LATE)
     senders = [

@@ -33,10 +33,8 @@ DROPPED_FROM = 0.5
 
 def arrivals_s(links: Sequence[Link], stage: Stage, place: int) -> list[float]:
     """When the latest packets of the other ranks came, in order of time; without those of silent ranks."""
-    times = [
-        getattr(link, stage).last_s for peer, link in enumerate(links) if peer != place and not link.silent
-    ]
-    return sorted([t for t in times if t is not None])
+    heard = [link for peer, link in enumerate(links) if peer != place and not link.silent]
+    return sorted([t for link in heard if (t := getattr(link, stage).last_s) is not None])
 
 
 def judge(
