@@ -120,15 +120,17 @@ void bind_terms(nb::module_& m) {
             "__init__",
             [](Terms* self, const Bounds& bounds, int planes, std::uint8_t incast,
                std::optional<int> gather_planes, bool whole, float skip_above, float lr_scale,
-               std::uint16_t lr_period) {
+               std::uint16_t lr_period, std::uint32_t key, std::uint16_t loss_scale_tag) {
                 for (const int count : {planes, gather_planes.value_or(planes)})
                     if (count < 1 || count > wire::kMaxPlanes) throw nb::value_error("planes");
                 if (!(lr_scale >= 0 && lr_scale <= 1)) throw nb::value_error("lr_scale");
                 new (self) Terms{bounds, {planes, whole}, {gather_planes.value_or(planes), whole},
-                                 incast, skip_above,      {lr_scale, lr_period}};
+                                 incast, skip_above,      {lr_scale, lr_period},
+                                 key,    loss_scale_tag};
             },
             "bounds"_a, "planes"_a, "incast"_a = 0, "gather_planes"_a = nb::none(), "whole"_a = false,
-            "skip_above"_a = 0.0f, "lr_scale"_a = 0.0f, "lr_period"_a = 0)
+            "skip_above"_a = 0.0f, "lr_scale"_a = 0.0f, "lr_period"_a = 0, "key"_a = 0,
+            "loss_scale_tag"_a = 0)
         .def(
             "with_column",  // of a grid
             [](Terms terms, const Bounds& bounds, std::uint8_t incast) {
@@ -224,12 +226,13 @@ void bind_udp(nb::module_& m) {
             nb::call_guard<nb::gil_scoped_release>())
         .def(
             "submit",
-            [](UdpLane& lane, const Bucket& bucket, const Terms& terms) {
+            [](UdpLane& lane, const Bucket& bucket, Terms terms, std::uint32_t key) {
                 const auto values = span_of(bucket);
+                terms.key = key;
                 const nb::gil_scoped_release release;
                 return lane.submit(values, terms);
             },
-            "bucket"_a, "terms"_a)
+            "bucket"_a, "terms"_a, "key"_a = 0)
         .def(
             "wait",
             [](UdpLane& lane, Ticket ticket, Duration timeout_ns) {

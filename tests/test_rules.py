@@ -255,6 +255,22 @@ def test_rule_3_a_resynced_rank_contributes_again() -> None:
     )
 
 
+def test_rule_3_dead_ranks_do_not_count_among_those_that_have_gone_on() -> None:
+    """Half of the group is dead, and rank 1 was frozen: that it is behind shows in rank 0 alone."""
+    scenario = Scenario(
+        ranks=4,
+        length=3000,
+        ops=400,
+        window_ops=8,
+        deadline_s=0.05,
+        compute_s=[[0.001] * 4] * 400,
+        freezes=[Freeze(2, 0.01, None), Freeze(3, 0.01, None), Freeze(1, 0.02, 0.6)],
+    )
+    behind = [report.behind_ops for report in simulate(scenario).reports(1) if report.behind_ops]
+    assert behind
+    assert behind[0] > scenario.window_ops
+
+
 def test_rule_3_one_rank_far_ahead_does_not_drag_the_others_along() -> None:
     lie = _native.Header()
     lie.type, lie.group_tag, lie.source, lie.seq, lie.stamp_us = 2, group_tag(seed=0), 1, 5000, 1

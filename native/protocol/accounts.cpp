@@ -16,6 +16,17 @@ void Accounts::complete(OpReport& report, const Op& op) {
     late_.note_end(report, op);
 }
 
+void Accounts::tell_lacked(Rank rank, wire::Header& header) const {
+    header.error_energy = lacked_[rank].own;
+    header.error_op = lacked_[rank].op;
+}
+
+void Accounts::hear_lacked(const wire::Header& header) {
+    Lacked& lacked = lacked_[header.source];
+    if (std::exchange(lacked.told_op, header.error_op) == header.error_op) return;  // it says so in every FEEDBACK
+    lacked.told = std::max(lacked.told, header.error_energy);
+}
+
 void Accounts::complete_links(OpReport& report) {
     const auto since = [](std::uint64_t now, std::uint64_t& before) {
         return static_cast<std::uint32_t>(now - std::min(now, std::exchange(before, now)));
@@ -36,6 +47,12 @@ void Accounts::complete_links(OpReport& report) {
         told.sent_lost_packets = since(lost, before.lost);
         told.received_packets = since(both(&Arrivals::came), before.came);
         told.received_lost_packets = since(both(&Arrivals::missing), before.missing);
+        Lacked& lacked = lacked_[rank];
+        told.lacked_frac = std::exchange(lacked.told, 0.0f);
+        lacked.op = static_cast<std::uint16_t>(report.seq);
+        lacked.own = told.gather.coords == 0
+                         ? 0.0f
+                         : static_cast<float>(told.gather.missing) / static_cast<float>(told.gather.coords);
     }
 }
 

@@ -129,6 +129,7 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
 void Endpoint::on_feedback(Time now, const wire::Header& header, std::span<const std::byte> report) {
     outbox_.settle(now, header, report);
     roster_.hear(LrScale{header.lr_scale, header.lr_period}, header.seq);
+    accounts_.hear_lacked(header);
     note_entered(now, header.source, header.seq);
 }
 

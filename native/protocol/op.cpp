@@ -52,6 +52,8 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
     skip_above_ = terms.skip_above;
     entered_at_ = now;
     deadline_ = now + terms.bounds.deadline;
+    key_ = terms.key;
+    loss_scale_tag_ = terms.loss_scale_tag;
     last_parts_.note(shape_.self, now);
     report_.ticket = ticket;
     if (!holds()) hold({});
@@ -66,6 +68,7 @@ std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
                                         std::span<const std::byte> payload, Time source_entered_at) {
     non_finite_ |= (header.flags & wire::kNonFinite) != 0;
     owned_->note_entry(header.source, source_entered_at);
+    if (!entered_) key_ = header.key;  // what an owner sends before it has entered names the bucket, too
     if (header.empty()) {
         if (owned_->abstained(header.source)) return wire::Reject::kDuplicate;
         if (header.flags & wire::kOver)
@@ -203,7 +206,11 @@ void Op::complete_header(Time now, Destination to, Outgoing& out) const {
     if (entered_)
         out.header.entry_us = static_cast<std::uint32_t>(
             std::min<Duration>((now - entered_at_) / kMicrosecond, wire::kNotEntered - 1));
+    out.header.key = key_;
+    out.header.loss_scale_tag = loss_scale_tag_;
     if (non_finite()) out.header.flags |= wire::kNonFinite;
+    const bool verdict = owned_ && owned_->non_finite();
+    if (verdict && out.header.stage() == wire::Stage::kGather) out.header.flags |= wire::kVerdict;
 }
 
 bool Op::pending(Destination to) const { return (owned_ && owned_->pending(to)) || unsent(to); }

@@ -141,6 +141,8 @@ private:
     Bounds bounds_;
     Coding scatter_, gather_;
     float skip_above_ = 0;
+    std::uint32_t key_ = 0;
+    std::uint16_t loss_scale_tag_ = 0;
     Time entered_at_ = 0, deadline_ = kNever;
     std::unique_ptr<Contributions> contributions_;
     std::vector<std::uint32_t> sent_,

@@ -252,6 +252,7 @@ void Outbox::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoi
     out.header.lr_period = known.period;
     // Senders that take turns bring unequal amounts in any few milliseconds: that is no reason to yield.
     out.header.share = ops_.terms().incast == 0 ? shares_.of(rank) : 0;
+    accounts_.tell_lacked(rank, out.header);
     letterhead_.complete(out.header);
     if (multicast)
         links_.everybody.stamp(now, out.header);

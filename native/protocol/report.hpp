@@ -95,6 +95,8 @@ struct LinkReport {
     // DATA since the last report: sent to it, and found lost; received from it, and missing in between
     std::uint32_t sent_packets = 0, sent_lost_packets = 0;
     std::uint32_t received_packets = 0, received_lost_packets = 0;
+    float lacked_frac =
+        0;  // the share of this rank's mean that it says to have lacked, since the last report
 
     template <typename Visit>
     static constexpr void visit_fields(Visit&& visit) {
@@ -107,6 +109,7 @@ struct LinkReport {
         visit("sent_lost_packets", &LinkReport::sent_lost_packets);
         visit("received_packets", &LinkReport::received_packets);
         visit("received_lost_packets", &LinkReport::received_lost_packets);
+        visit("lacked_frac", &LinkReport::lacked_frac);
     }
 };
 

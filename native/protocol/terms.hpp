@@ -53,6 +53,8 @@ struct Terms {
     std::uint8_t incast = 0;  // senders at once that it asks for; 0: any number
     float skip_above = 0;  // an owner that lacks more, as a share of the mean's energy, sends EMPTY; 0: never
     LrScale lr_scale{};    // as far as this rank knows
+    std::uint32_t key = 0;             // hash of the bucket's key; 0: it has none
+    std::uint16_t loss_scale_tag = 0;  // which loss scale its values were multiplied by; 0: none is known
     // The same for the column of a grid, where one op is a part of the row's GATHER
     Bounds column_bounds{};
     std::uint8_t column_incast = 0;

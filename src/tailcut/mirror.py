@@ -117,6 +117,9 @@ class Link(NamedTuple):
     """Received from it since the last report."""
     received_lost_packets: int = 0
     """Missing between those that were received from it since the last report."""
+    lacked_frac: float = 0.0
+    """The share of this rank's mean that it says to have lacked in an op, of what it has told since the last
+    report the largest."""
 
     @property
     def sent_lost_frac(self) -> float:

@@ -42,6 +42,11 @@ class _Entry(NamedTuple):
     key: Hashable
 
 
+def _hash_of(key: Hashable) -> int:
+    """The same on every rank, and 0 only for None."""
+    return 0 if key is None else zlib.crc32(repr(key).encode()) or 1
+
+
 class Ops:
     """One lock guards the ops in flight, their keys, the totals and the steering."""
 
@@ -68,9 +73,10 @@ class Ops:
             self._take_dropped()
             if key is not None and key in self._keys:
                 raise ConfigError(f"key {key!r} is still in flight; wait() for it first")
-            index = (self._calls if key is None else zlib.crc32(repr(key).encode())) % len(self.lanes)
+            named = _hash_of(key)
+            index = (named or self._calls) % len(self.lanes)
             self._calls += 1
-            ticket = self.lanes[index].submit(bucket, self._steering.terms(bucket.size))
+            ticket = self.lanes[index].submit(bucket, self._steering.terms(bucket.size), named)
             flight = Flight(index, ticket)
             self._in_flight[index, ticket] = _Entry(bucket, weakref.ref(flight), key)
             if key is not None:
