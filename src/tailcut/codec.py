@@ -1,6 +1,6 @@
-"""One vector as packets that can be cut anywhere, and packets as one vector (docs/codec.md).
+"""A vector as packets that can be cut at any byte, and back (docs/codec.md).
 
-Owns the public checks. The packets are those of wire version 1; the codec itself is native/codec.
+Owns the public checks. The codec itself is in native/codec.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def encode(
     packet_bytes: int = 1472,
     trim_bytes: int = 256,
 ) -> list[bytes]:
-    """The packets of a vector, each at most ``packet_bytes`` long, header included.
+    """The packets of a vector. Each has at most ``packet_bytes``, with its header.
 
-    ``planes``: bits of a coordinate, 1 to 16; fewer are smaller and coarser. ``seed``: of the rotation; the
-    errors of vectors with different seeds are independent. ``trim_bytes``: the shortest frame that a switch
-    leaves of a packet; coordinates per packet are so few that it holds the first plane; 0: nothing trims. raw
-    is exact fp32.
+    ``planes`` is the number of bits of a coordinate, 1 to 16: fewer are smaller and coarser. The codec "raw"
+    is exact fp32 instead. The rotation derives from ``seed``: with different seeds the errors of vectors are
+    independent. ``trim_bytes`` is the shortest frame that a switch leaves of a packet; a packet then has so
+    few coordinates that the frame holds their first plane. 0 says that nothing trims.
     """
     if codec not in CODEC_IDS:
         raise ConfigError(f"codec={codec!r} is unknown; take one of {', '.join(map(repr, CODEC_IDS))}")
@@ -65,11 +65,11 @@ def encode(
 def decode(
     packets: Iterable[bytes | None], n: int, *, seed: int = 0, biased: bool = False
 ) -> npt.NDArray[np.float32]:
-    """The vector of ``n`` coordinates that ``encode`` with the same seed was given, as far as it came.
+    """The vector of ``n`` coordinates that was given to ``encode`` with the same seed, as far as it came.
 
-    Packets may be in any order, cut at any byte, None (lost), or not ours: those are left out. Planes are
-    unbiased over seeds in every block of which anything came; ``biased`` is the least squared error instead.
-    Of raw, what did not come is zero.
+    Packets may come in any order and may be cut at any byte. None stands for a lost packet. Packets of others
+    are left out. Planes are unbiased over seeds in every block from which anything came; ``biased`` gives the
+    least squared error instead. With raw, coordinates that did not come are zero.
     """
     if not 0 <= n <= _MAX_COORDINATES:
         raise ConfigError(f"n={n} must be between 0 and {_MAX_COORDINATES} coordinates")
@@ -80,7 +80,7 @@ def decode(
 
 
 def trimmed_payload_bytes(trim_bytes: int) -> int:
-    """What a switch that trims frames to so many bytes leaves of a payload; 0: nothing trims."""
+    """What is left of a payload when a switch trims its frame to ``trim_bytes``. With 0 nothing trims."""
     return trim_bytes - _FRAME_BYTES - _native.HEADER_BYTES if trim_bytes else 0
 
 

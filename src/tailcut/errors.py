@@ -1,8 +1,8 @@
-"""What can go wrong, by whose hand. Loss inside the deadline is not an error: it is in the report."""
+"""What can go wrong, and who caused it. Loss inside the deadline is not an error: the report has it."""
 
 
 class TailcutError(Exception):
-    """Base of every error that tailcut raises."""
+    """The base of every error that tailcut raises."""
 
 
 class ConfigError(TailcutError, ValueError):
@@ -22,4 +22,4 @@ class BudgetExceeded(TailcutError, RuntimeError):  # noqa: N818 - the design's n
 
 
 class ClosedError(TailcutError, RuntimeError):
-    """The group is closed, or belongs to another process."""
+    """The group is closed, or it belongs to another process."""

@@ -1,7 +1,6 @@
-"""The ranks of a group as rows of neighbours and columns of the same place in each row (docs/grid.md).
+"""The ranks of a group in rows of neighbours, and columns with one rank of each row (docs/grid.md).
 
-Owns who is in whose row and column, and when a group becomes a grid. What an op does with it is in
-native/protocol/grid.hpp.
+Owns who is in which row and column, and which groups become grids. Knows nothing of what an op does.
 """
 
 from __future__ import annotations
@@ -16,18 +15,20 @@ from tailcut.errors import ConfigError
 T = TypeVar("T")
 
 LEAST_RANKS = 128
-"""Smaller groups are flat. In a grid a dead rank costs its row a whole shard; it saves packets and peers,
-which a rank of a small group has few of."""
+"""Smaller groups are flat. A grid saves packets and peers, and a small group has few of both. In return, a
+dead rank costs its row a whole shard."""
 
 LEAST_ROWS = 4
-"""Fewer rows, or shorter ones, save too little."""
+"""A grid with fewer or shorter rows saves too little."""
 
 
 @dataclass(frozen=True)
 class GridLayout:
+    """Which ranks are in the row and in the column of a rank."""
+
     ranks: int
     rows: int = 1
-    """One: a flat group, which is one row and has no columns."""
+    """With 1 the group is flat: it has one row and no columns."""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.ranks % self.rows:
@@ -41,24 +42,24 @@ class GridLayout:
 
     @property
     def senders(self) -> int:
-        """Ranks that send to one, and itself: they share what it can take."""
+        """How many ranks share what one rank can receive: those that send to it, and itself."""
         return self.ranks if self.rows == 1 else self.row_length + self.rows - 1
 
     def row(self, rank: int) -> range:
-        """The ranks of its row."""
+        """The ranks in the row of this rank."""
         begin = rank // self.row_length * self.row_length
         return range(begin, begin + self.row_length)
 
     def column(self, rank: int) -> range:
-        """The ranks with the same place in their rows."""
+        """The ranks that have the same place in their rows as this rank."""
         return range(rank % self.row_length, self.ranks, self.row_length)
 
     def column_length(self, length: int) -> int:
-        """Coordinates in the column of an op of so many: those of a shard of a row, in whole granules."""
+        """The length of a column's op: that of a shard of the row, in whole granules."""
         return -(-length // (self.row_length * _native.GRANULE)) * _native.GRANULE
 
     def spread(self, values: Sequence[T], rank: int, elsewhere: T) -> tuple[T, ...]:
-        """By rank of the group what is known by rank of the row."""
+        """Values by rank of the row, as values by rank of the group. Other rows get ``elsewhere``."""
         if self.rows == 1 or not values:
             return tuple(values)
         row = self.row(rank)
@@ -66,7 +67,8 @@ class GridLayout:
 
 
 def rows_for(ranks: int) -> int:
-    """As many rows as a row is long, or the next smaller divisor; 1 for small groups and awkward numbers."""
+    """The number of rows that a group of this size gets: as many as a row is long, or the next smaller
+    divisor. It is 1 for small groups and for numbers without such a divisor."""
     if ranks < LEAST_RANKS:
         return 1
     divisors = [rows for rows in range(LEAST_ROWS, ranks) if rows * rows <= ranks and ranks % rows == 0]
@@ -74,7 +76,7 @@ def rows_for(ranks: int) -> int:
 
 
 def grid_of(ranks: int, rows: int, multicast: str = "off") -> GridLayout:
-    """What all ranks come to alike. ``rows``: 0 chooses."""
+    """The layout on which all ranks decide alike. With 0 ``rows`` the number of ranks decides."""
     if rows > 1 and multicast != "off":
         raise ConfigError(
             f"rows={rows} and multicast={multicast!r}: a grid has no multicast; turn one of them off"

@@ -1,6 +1,6 @@
 """The public object: a group of ranks that average vectors, each op bounded by its deadline.
 
-Owns what a caller sees: the checks of arguments, waiting, warnings, the end. The work is done by engine/.
+Owns what a caller sees: arguments, waiting, warnings, the end. The work is done in engine/.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ class Work:
     def _poll(self, timeout_ns: int) -> bool:
         if self._outcome is None:
             self._outcome = self._group._ops.take(self._flight.lane, self._flight.ticket, timeout_ns)
-            self._group._sound_alarms()  # when the outcome is kept: a warning may be an error to the caller
+            self._group._sound_alarms()  # after the outcome is kept: a warning may be raised
         return self._outcome is not None
 
 
 class Group:
     """``world_size`` ranks that average float32 arrays, in place.
 
-    Every rank calls ``allreduce`` in the same order with arrays of the same length. An op ends by
-    ``config.deadline_s`` after the rank's own call, whatever the network or a peer does; its report says
-    what is missing. A context manager: leaving it closes the group.
+    Every rank calls ``allreduce`` in the same order with arrays of the same length. An op ends at the latest
+    ``config.deadline_s`` after the rank's own call, whatever the network or a peer does. Its report says what
+    is missing. A group is a context manager: leaving it closes the group.
 
     ``settings`` are fields of ``Config``, such as ``deadline_s=5``; they come before those of ``config``.
-    ``on_over_budget`` is called by ``wait()`` or ``done()`` when ops have cost more than ``config.budget``
-    for a hundred in a row, once until that ends. What it raises, they raise.
+    ``on_over_budget`` is called when a hundred ops in a row have cost more than ``config.budget``, and not
+    again before that has ended. ``wait()`` or ``done()`` calls it, and raises what it raises.
     """
 
     def __init__(
@@ -95,12 +95,13 @@ class Group:
         self._ops = Ops(opening, self.config.trim_bytes)
 
     def allreduce(self, array: object, key: Hashable = None) -> Work:
-        """Start averaging ``array`` over the ranks, in place; returns at once. Between hosts the mean may err
-        by ``config.budget``, as gradients may; with ``planes=16`` by 1e-9, with ``codec="raw"`` not at all.
+        """Start averaging ``array`` over the ranks, in place, and return at once. Between hosts the mean may
+        err by ``config.budget``, which suits gradients. With ``planes=16`` it errs by 1e-9, with
+        ``codec="raw"`` not at all.
 
-        ``array`` is contiguous float32 in host memory: a NumPy array, ``array.array("f")``, a memoryview or
-        a CPU tensor. It must not be touched until ``wait()`` returns. ``key`` names the bucket: one op of a
-        key is in flight at a time, and with several lanes it chooses the lane: the same on all ranks.
+        ``array`` is contiguous float32 in host memory: a NumPy array, ``array.array("f")``, a memoryview or a
+        CPU tensor. It must not be touched until ``wait()`` returns. ``key`` names the bucket and is the same
+        on all ranks. One op of a key is in flight at a time. With several lanes the key chooses the lane.
         """
         return Work(self, self._ops.submit(bucket_of(array), key))
 
@@ -114,23 +115,23 @@ class Group:
 
     @property
     def lr_scale(self) -> float:
-        """1/(1 + ε) as rank 0 has announced it, the same on all ranks after the same op: a factor for the
-        learning rate that keeps the noise of gradients in it what it was. Never imposed; 1 with several
-        lanes."""
+        """1/(1 + ε) as rank 0 has announced it, the same on all ranks after the same op. A learning rate that
+        is multiplied by it keeps the noise of the gradients as it was. With several lanes it is always 1."""
         return self._steering.lr_scale
 
     def take_news(self) -> list[str]:
-        """What was decided since the last call, and why; one rank's words are enough."""
+        """What was decided since the last call, and why. It is enough if one rank says so."""
         return self._ops.take_news()
 
     def stats(self) -> Stats:
-        """Totals since the group opened; the network's part is at most as old as the last idle moment."""
+        """Totals since the group opened. Counts of packets are at most as old as the last idle moment."""
         return self._ops.stats()
 
     def close(self, linger_s: float | None = None) -> None:
-        """Say goodbye and serve what peers still need, until all have said it, at most ``linger_s``.
+        """Say goodbye, and serve what peers still need until all have said it, but not longer than
+        ``linger_s``.
 
-        That is the deadline if not given; with 0 nothing is waited for.
+        The default is the deadline. With 0 nothing is waited for.
         """
         self._ops.close(self.config.deadline_s if linger_s is None else max(0.0, linger_s))
 
@@ -144,7 +145,7 @@ class Group:
 
     def __del__(self) -> None:
         if hasattr(self, "_ops"):
-            self.close(linger_s=0.0)  # before the arrays go that the engine may still write to
+            self.close(linger_s=0.0)  # the engine may still write to arrays that go with the group
 
     def _sound_alarms(self) -> None:
         alarms, excess = self._ops.take_alarms()

@@ -14,9 +14,9 @@ from tailcut.errors import ConfigError
 
 
 class Store(Protocol):
-    """Where ranks find each other: a FileStore, a torch Store, or anything alike.
+    """Where ranks find each other: a FileStore, a torch Store, or anything with these methods.
 
-    ``get`` of a key that is not there yet may block or raise; a store that also has torch's
+    ``get`` may block or raise if the key is not there yet. A store that also has torch's
     ``check(keys) -> bool`` is asked that first.
     """
 
@@ -25,7 +25,7 @@ class Store(Protocol):
 
 
 def try_get(store: Store, key: str) -> bytes | None:
-    """The key's value, or None if it is not there yet."""
+    """The value of the key, or None if it is not there yet."""
     check = getattr(store, "check", None)
     if check is not None and not check([key]):
         return None
@@ -60,10 +60,11 @@ class FileStore:
             raise
 
     def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
         return all(self._path(key).exists() for key in keys)
 
     def get(self, key: str) -> bytes:
-        """Read a key, waiting for it at most ``timeout_s``."""
+        """Read a key; wait for it at most ``timeout_s``."""
         give_up = time.monotonic() + self._timeout_s
         pause_s = 0.001
         while True:

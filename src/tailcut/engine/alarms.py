@@ -1,4 +1,4 @@
-"""What the user is told while ops end, each thing once: a dropped rank, a switch that trims, an excess."""
+"""What the user is told while ops end, each thing once: a dropped rank, a switch that trims, excess cost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Alarms:
         return alarms
 
     def excess_begins(self) -> bool:
-        """Whether ops have cost more than the budget for so long that it counts as lasting, and it is new."""
+        """Whether ops have just begun to cost more than the budget for a long time."""
         lasts = self._steering.spending.persistent
         begins = lasts and not self._told_excess
         self._told_excess = lasts

@@ -1,6 +1,6 @@
 """The ops of a group: those in flight with their buckets and keys, and the totals of those that have ended.
 
-Owns the lanes from their start to their end. Knows nothing of arrays' types, of warnings or of packets.
+Owns the lanes from their start to their end. Knows nothing of warnings or of packets.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _hash_of(key: Hashable) -> int:
 
 
 class Ops:
-    """One lock guards the ops in flight, their keys, the totals and the steering."""
+    """The ops of one rank. One lock guards those in flight, their keys, the totals and the steering."""
 
     def __init__(self, opening: Opening, trim_bytes: int) -> None:
         self.lanes = opening.lanes

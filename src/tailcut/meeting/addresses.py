@@ -20,12 +20,12 @@ IP_UDP_BYTES = 28
 
 
 def host_identity() -> str:
-    """Same host and network namespace, same string: then loopback reaches it."""
+    """Processes with the same string share a host and a network namespace, so loopback connects them."""
     return f"{_boot_id()}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def interfaces() -> dict[str, str]:
-    """IPv4 address of every interface that has one, in the kernel's order."""
+    """The IPv4 address of every interface that has one, by name, in the kernel's order."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -36,7 +36,7 @@ def interfaces() -> dict[str, str]:
 
 
 def address_of(interface: str) -> str:
-    """The IPv4 address of an interface by name."""
+    """The IPv4 address of the interface with this name."""
     found = interfaces()
     if interface not in found:
         raise ConfigError(
@@ -47,7 +47,7 @@ def address_of(interface: str) -> str:
 
 
 def interface_name(address: str) -> str:
-    """Of the interface with that address; the address itself for a secondary one."""
+    """The name of the interface with this address. A secondary address stands for itself."""
     return next((name for name, own in interfaces().items() if own == address), address)
 
 
@@ -56,13 +56,13 @@ def is_loopback(address: str) -> bool:
 
 
 def path_mtu_bytes(address: str) -> int | None:
-    """What the routing table says of the path to an address; None if there is no route."""
+    """The MTU of the path to an address, from the routing table; None if there is no route."""
     with _towards(address) as probe:
         return probe.getsockopt(socket.IPPROTO_IP, IP_MTU) if probe else None
 
 
 def multicast_mtu_bytes(group: str, interface: str) -> int | None:
-    """Of the interface with that address; None if it cannot multicast."""
+    """The MTU of the interface with this address for multicast; None if it cannot multicast."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(interface))
@@ -73,7 +73,7 @@ def multicast_mtu_bytes(group: str, interface: str) -> int | None:
 
 
 def local_address_towards(address: str) -> str | None:
-    """Our own address on the path to another; None if there is no route."""
+    """Our own address on the path to another address; None if there is no route."""
     with _towards(address) as probe:
         return str(probe.getsockname()[0]) if probe else None
 

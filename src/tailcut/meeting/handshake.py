@@ -32,13 +32,14 @@ class Candidate:
     packet_bytes: int
     """The largest datagram that ops will send there."""
     small_answers: set[int] = field(default_factory=set)
+    """Lanes that answered a small hello."""
     full_answers: set[int] = field(default_factory=set)
-    """Lanes that answered."""
+    """Lanes that answered a hello of full size."""
 
 
 @dataclass
 class Contact:
-    """A peer, as its card has it, and what has been heard of it."""
+    """A peer as its card describes it, and what was heard from it."""
 
     instance: bytes
     ports: Sequence[int]
@@ -48,23 +49,23 @@ class Contact:
 
     @property
     def confirmed(self) -> Candidate | None:
-        """The first address at which every lane answered to a full packet."""
+        """The first address at which every lane answered a hello of full size."""
         return next((c for c in self.candidates if len(c.full_answers) == len(self.ports)), None)
 
 
 class Handshake:
-    """This rank's side, on the sockets of its lanes before their engines start. A context manager."""
+    """This rank's side of the handshake. It uses the sockets of the lanes before their engines start."""
 
     def __init__(self, lanes: Sequence[_native.UdpLane], post: socket.socket, instance: bytes) -> None:
-        """``post`` is what the probe's questions and answers use."""
+        """``post`` is the socket for the questions and answers of the probe."""
         self._lanes = lanes
         self._sockets = [socket.fromfd(lane.descriptor, socket.AF_INET, socket.SOCK_DGRAM) for lane in lanes]
         self._post = post
         self._instance = instance
         self.contacts: dict[bytes, Contact] = {}
-        """By instance."""
+        """The peers by instance."""
         self.probe: Probe | None = None
-        """Once all are confirmed: who hears whose multicast."""
+        """Finds out who hears whose multicast. It begins when all peers are confirmed."""
 
     def __enter__(self) -> Handshake:
         return self
@@ -76,13 +77,13 @@ class Handshake:
             self.probe.close()
 
     def begin_probe(self, group_tag: int, peers: Mapping[bytes, Peer], medium: Medium | str) -> None:
-        """From now on find out, while listening, who hears whose multicast."""
+        """Begin to find out who hears whose multicast. ``listen`` goes on with it."""
         if self.probe:
             self.probe.close()
         self.probe = Probe(self._lanes, self._sockets, self._post, self._instance, group_tag, peers, medium)
 
     def send_hellos(self, now: float) -> None:
-        """To every candidate of every contact that is not confirmed: a small one and one of full size."""
+        """Send a small hello and one of full size to every address of every peer that is not confirmed."""
         for contact in self.contacts.values():
             if contact.confirmed or now < contact.hello_at:
                 continue
@@ -92,15 +93,15 @@ class Handshake:
                 for lane, port in enumerate(contact.ports):
                     for size in (_MESSAGE.size, max(candidate.packet_bytes, _MESSAGE.size)):
                         hello = self._message(_HELLO, contact.instance, lane, index, size)
-                        with suppress(OSError):  # no route, a full socket: as if lost
+                        with suppress(OSError):  # no route, or a full socket: it counts as lost
                             self._sockets[lane].sendto(hello.ljust(size, b"\0"), (candidate.address, port))
 
     def listen(self, tags: Sequence[Collection[int]] | None, timeout_s: float) -> bool:
-        """Answer hellos and take answers for so long, or until something changes that the caller waits for:
-        the last contact is confirmed, the probe has finished, or a packet of the group itself has come; only
-        then True. ``tags``, by lane, are those of the group's packets.
+        """Answer hellos and take answers for ``timeout_s``. Return earlier when the last peer is confirmed,
+        when the probe has finished, or when a packet of the group has come. Only in the last case it is True.
 
-        That packet stays in its socket. Its sender has seen that everybody is ready, and so is everybody.
+        ``tags`` are the tags of the group's packets, by lane. Such a packet stays in its socket. Its sender
+        has seen that everybody is ready, so this rank need not ask.
         """
         give_up = time.monotonic() + timeout_s
         settled_before = self._settled()
@@ -125,7 +126,7 @@ class Handshake:
         while True:
             try:
                 datagram = incoming.recv(_LARGEST, socket.MSG_PEEK)
-            except OSError:  # empty
+            except OSError:  # the socket is empty
                 return False
             if belongs(datagram, tags):
                 return True
@@ -155,7 +156,7 @@ class Handshake:
 
 
 def why_unconfirmed(rank: int, published: Sequence[str], contact: Contact) -> str:
-    """For an error: what became of the handshake with a rank that has ``published`` these addresses."""
+    """For an error message: why there was no handshake with a rank that ``published`` these addresses."""
     ports = ", ".join(map(str, contact.ports))
     if not contact.candidates:
         return (

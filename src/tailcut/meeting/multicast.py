@@ -1,6 +1,6 @@
-"""One datagram for many: on which interface this rank may multicast, and to which address.
+"""On which interface this rank may multicast, and to which address.
 
-Owns the rules that all ranks come to alike. Sends nothing; who hears it is found out by multicast_probe.
+Owns the rules by which all ranks decide alike. Sends nothing: multicast_probe finds out who hears it.
 """
 
 from __future__ import annotations
@@ -13,56 +13,55 @@ from dataclasses import dataclass
 from tailcut.meeting.addresses import is_loopback
 
 _SCOPE = int(ipaddress.IPv4Address("239.192.0.0"))
-"""Organization-local, RFC 2365: a /14 that routers keep inside. With TTL 1 nothing passes a router at all."""
+"""The organization-local scope of RFC 2365, which routers do not let out. With TTL 1 none forwards it."""
 _SCOPE_BITS = 18
 _FIRST_PORT, _PORTS = 61_000, 4096
-"""Above what Linux gives to sockets that bind to any port."""
+"""These ports are above those that Linux gives to sockets that bind to any port."""
 
 
 @dataclass(frozen=True)
 class Multicast:
-    """What this rank's multicast comes to."""
+    """Who hears the multicast of this rank, and on which interface."""
 
     members: tuple[int, ...]
-    """Ranks that hear it, in order; none: everything goes by unicast."""
+    """The ranks that hear it, in order. If there are none, everything goes by unicast."""
     unheard: tuple[int, ...]
-    """Ranks that should have, and do not."""
+    """The ranks that should hear it and do not."""
     payload_bytes: int
     """The most that one packet to all members carries."""
     interface: str
-    """Address of the interface; empty if there is none."""
+    """The address of the interface; empty if there is none."""
     description: str
-    """Without the address, which is another one in every life: groups that do alike say alike."""
+    """It omits the multicast address, which changes with every start, so that equal groups say the same."""
 
 
 @dataclass(frozen=True)
 class Medium:
-    """An interface by which peers may be reached by multicast."""
+    """An interface on which multicast may reach peers."""
 
     interface: str
-    """Its address."""
+    """The address of the interface."""
     ttl: int
     packet_bytes: int
     """The largest datagram that ops will send to all."""
     peers: tuple[int, ...]
-    """Ranks on the other side."""
+    """The ranks behind this interface."""
     loop: bool
-    """Some of them are on this host."""
+    """Whether some of these ranks are on this host."""
     fewest_members: int
-    """If fewer hear it, everything goes by unicast."""
+    """If fewer ranks hear it, everything goes by unicast."""
 
 
 def fewest_members(mode: str) -> int:
-    """To one alone, multicast saves nothing."""
+    """How many members make multicast worth it. To a single one it saves nothing."""
     return 1 if mode == "on" else 2
 
 
 def refusal(mode: str, ranks: int) -> str:
-    """Why a group does not even try; empty if it does. The same on all ranks.
+    """Why a group does not try multicast; empty if it does. The answer is the same on all ranks.
 
-    Measured (docs/multicast.md): sending to and receiving at 3 members on loopback takes 0.6 of the time that
-    unicast takes, at 7 members 0.4; behind an uplink of 200 Mbit/s each of 3 members gets three times the
-    rate. So loopback is no exception.
+    Loopback is no exception. There 3 members take 0.6 of the time of unicast, and 7 members take 0.4. Behind
+    an uplink of 200 Mbit/s each of 3 members gets three times the rate (measured: docs/multicast.md).
     """
     if mode == "off":
         return "it is off"
@@ -70,7 +69,7 @@ def refusal(mode: str, ranks: int) -> str:
 
 
 def group_address(lane_tag: int) -> tuple[str, int]:
-    """Where the members of a lane listen: the same on all ranks, another one for another group."""
+    """Address and port at which the members of a lane listen. All ranks compute the same; groups differ."""
     digest = hashlib.blake2b(lane_tag.to_bytes(8, "little"), digest_size=8).digest()
     number = int.from_bytes(digest, "little")
     address = ipaddress.IPv4Address(_SCOPE + number % (1 << _SCOPE_BITS))
@@ -78,10 +77,10 @@ def group_address(lane_tag: int) -> tuple[str, int]:
 
 
 def choose_interface(local: Mapping[int, str], bound: str) -> tuple[str, tuple[int, ...]]:
-    """The interface to multicast on, as its address, and the peers there.
+    """The address of the interface to multicast on, and the peers behind it.
 
-    ``local`` is our own address on the way to each peer. The interface is what the sockets are ``bound`` to,
-    else the one with the most peers behind it; loopback only if there is no other.
+    ``local`` is our own address on the path to each peer. If the sockets are ``bound`` to an interface, it is
+    that one. Otherwise it is the one with the most peers behind it, and loopback only if there is no other.
     """
     if bound or not local:
         return bound, tuple(sorted(local))

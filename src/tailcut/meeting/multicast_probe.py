@@ -1,7 +1,7 @@
-"""Who hears this rank's multicast, and whom it hears.
+"""Finds out who hears this rank's multicast, and whom this rank hears.
 
-Every rank sends full-size hellos to the multicast group and asks its peers by unicast whether they came. Owns
-these messages' bytes. Is told by the handshake when to read and what time it is; knows nothing of stores.
+Every rank sends hellos of full size to the multicast group, and asks its peers by unicast whether they came.
+Owns the bytes of these messages. The handshake tells it the time and when to read. Knows no store.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ _HELLO, _QUESTION, _STATE = b"tailcut*", b"tailcut~", b"tailcut="
 _MESSAGE = struct.Struct("<8s16s16sHH")  # kind, to, from, lane, bytes of the hello or state
 _LARGEST = 65_535
 _MOST = 256
-"""Datagrams read at once: a flood ends no deadline."""
+"""The most datagrams that are read at once, so that a flood cannot keep this rank from its deadline."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 _PATIENCE_S = 0.6
-"""How long a hello may take to reach a peer that has joined: switches learn of it from its IGMP report."""
+"""How long a hello may take to reach a peer that has joined. Switches learn of it from its IGMP report."""
 _SILENCE_S = 2.0
-"""How long a peer may take to answer at all: it has been confirmed, and so is about to join."""
+"""How long a peer may take to answer at all. It was confirmed, so it is about to join."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Whom to ask, and where."""
+    """A peer to ask."""
 
     rank: int
     address: tuple[str, int]
-    """Of its post."""
+    """Where its post listens."""
 
 
 class _State(enum.IntEnum):
-    """What a rank says of a peer's hellos."""
+    """What a rank says about the hellos of a peer."""
 
     ABSENT = 0
-    """It is no member."""
+    """The rank that says so is not a member."""
     UNHEARD = 1
     HEARD = 2
 
 
 class Probe:
-    """One rank's side of asking who hears whom, on the sockets of its lanes."""
+    """One rank's side of the questions. It uses the sockets of the lanes."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class Probe:
         peers: Mapping[bytes, Peer],
         medium: Medium | str,
     ) -> None:
-        """``senders`` are the lanes' sockets, ``peers`` all others by instance. ``post`` is for questions and
-        answers: a late one should not reach an engine. Without a ``medium``, but a reason for that, this
-        rank is no member and only says so."""
+        """``senders`` are the sockets of the lanes, ``peers`` are all other ranks by instance. Questions and
+        answers use ``post``, because a late one must not reach an engine. If ``medium`` is the reason why
+        there is none, this rank is not a member and only says so."""
         self._lanes = lanes
         self._senders = senders
         self._post = post
@@ -71,17 +71,17 @@ class Probe:
         self._tags = [(group_tag + lane) % _native.TAGS for lane in range(len(lanes))]
         self._peers = peers
         self._heard: set[tuple[bytes, int]] = set()
-        """Instances and lanes."""
+        """The instances and lanes of the hellos that came."""
         self._answers: dict[bytes, dict[int, _State]] = {}
-        """By lane, of each peer that is asked."""
+        """What each peer has answered, by instance and lane."""
         self._answered_at: dict[bytes, float] = {}
-        """When a peer was first known to be in the probe too, a member or not."""
+        """When each peer answered first. From then on it is known to take part, as a member or not."""
         self._begun_at: float | None = None
         self._pause_s = _FIRST_PAUSE_S
         self.send_at = 0.0
-        """When ``send`` has something to do."""
+        """The next time at which ``send`` has something to do."""
         self._members: list[socket.socket] = []
-        """Where multicast comes in: one for each lane, or none."""
+        """The sockets that receive multicast: one for each lane, or none."""
         self._medium, self._reason = self._join(medium)
         if self._medium:
             self._answers = {i: {} for i, peer in peers.items() if peer.rank in self._medium.peers}
@@ -93,7 +93,7 @@ class Probe:
 
     @property
     def sockets(self) -> Sequence[socket.socket]:
-        """Where something may come in."""
+        """All sockets at which messages of the probe come in."""
         return [self._post, *self._members]
 
     def _join(self, medium: Medium | str) -> tuple[Medium | None, str]:
@@ -106,7 +106,7 @@ class Probe:
                 lane.join_multicast(
                     _number(address), port, _number(medium.interface), medium.ttl, medium.loop
                 )
-            except RuntimeError as error:  # std::system_error: the port is taken, the interface cannot
+            except RuntimeError as error:  # std::system_error: the port is taken, or multicast is impossible
                 self._leave()
                 return None, f"cannot join on {interface_name(medium.interface)}: {error}"
             member = socket.fromfd(lane.group_descriptor, socket.AF_INET, socket.SOCK_DGRAM)
@@ -119,7 +119,7 @@ class Probe:
             lane.leave_multicast()
 
     def send(self, now: float) -> None:
-        """When it is time: a hello to the group, then a question to each peer that has not heard all."""
+        """When it is time, send a hello to the group and a question to each peer that lacks some lane."""
         if not self._medium or now < self.send_at or not self.pending(now):
             return
         if self._begun_at is None:
@@ -137,7 +137,7 @@ class Probe:
                     _send(self._post, question, self._peers[instance].address)
 
     def receive(self, now: float) -> bool:
-        """Take what has come, but leave packets of the group itself to the engine. True if there is one."""
+        """Take what has come. True if there is a packet of the group itself, which stays for the engine."""
         for datagram in _waiting(self._post):
             self._take_letter(datagram, now)
         begun = False
@@ -174,13 +174,13 @@ class Probe:
             self._answered_at.setdefault(sender, now)
 
     def _tell(self, peer: bytes, lane: int) -> None:
-        """To where the peer is known to be, whatever a datagram gave as its source."""
+        """Answer a peer at its known address, whatever source its datagram claims."""
         heard = _State.HEARD if (peer, lane) in self._heard else _State.UNHEARD
         state = heard if self._members else _State.ABSENT
         _send(self._post, self._message(_STATE, peer, lane, state), self._peers[peer].address)
 
     def pending(self, now: float) -> list[int]:
-        """Ranks worth waiting for: each other one hears all, is no member, or has had time enough."""
+        """The ranks to wait for. All others hear every lane, are not members, or have had enough time."""
         return [
             self._peers[instance].rank
             for instance, answers in self._answers.items()
@@ -220,25 +220,25 @@ class Probe:
 
 
 def belongs(datagram: bytes, tags: Collection[int]) -> bool:
-    """Whether it is a packet with one of these tags."""
+    """Whether the datagram is a packet with one of these tags."""
     header, _ = _native.parse_header(datagram)
     return header is not None and header.group_tag in tags
 
 
 def _send(sender: socket.socket, datagram: bytes, to: tuple[str, int]) -> None:
-    with suppress(OSError):  # no route, a full socket: as if lost
+    with suppress(OSError):  # no route, or a full socket: it counts as lost
         sender.sendto(datagram, to)
 
 
 def _waiting(source: socket.socket, flags: int = 0) -> Iterator[bytes]:
-    """Datagrams that have come."""
-    with suppress(OSError):  # empty
+    """The datagrams that have come, at most ``_MOST``."""
+    with suppress(OSError):  # the socket is empty
         for _ in range(_MOST):
             yield source.recv(_LARGEST, socket.MSG_DONTWAIT | flags)
 
 
 def _everybody(lane_tag: int) -> bytes:
-    """Stands for the instance that a message is meant for."""
+    """What a hello to all members has in place of an instance."""
     return lane_tag.to_bytes(8, "little").ljust(16, b"\0")
 
 

@@ -1,6 +1,7 @@
-"""How ranks find each other: every rank publishes one card in the store, reads all the others, and confirms
-each peer by a live handshake. The store may hold cards of an earlier life: they do not answer, and are read
-again until they do. Owns the cards, the routes and the group's tag. Knows nothing of ops.
+"""How ranks find each other: every rank publishes a card in the store, reads all others, and shakes hands.
+
+The store may hold cards of an earlier start. Nobody answers behind those, so they are read again until
+somebody does. Owns the group's tag. Knows nothing of ops.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def meet(
     lanes: Sequence[_native.UdpLane],
     config: Config,
 ) -> Roster:
-    """Publish our card, read everybody's, agree, shake hands. Raises PeerError naming who did not come."""
+    """Publish our card, read all others, agree, shake hands. A PeerError names who did not come."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as post:
         post.bind((bind_address(config), 0))
         card = make_card(config, lanes, grid, post)
@@ -70,8 +71,9 @@ class _Meeting:
         self._cards: dict[int, Card] = {rank: card}
         self._contacts: dict[int, Contact] = {}
         self._probed: int | None = None
+        """The tag for which the probe has begun."""
         self._announced: int | None = None
-        """Tags."""
+        """The tag for which this rank has said that it is ready."""
 
     def hold(self, handshake: Handshake) -> Roster:
         self._store.set(self._card_key(self._rank), card_text(self._card))
@@ -87,7 +89,7 @@ class _Meeting:
             if tag is not None:
                 waiting = self._get_ready(handshake, tag)
                 if not waiting:
-                    # The last hellos, which the engine should not meet.
+                    # Take the last hellos, so that the engine does not meet them.
                     handshake.listen(self._packet_tags(tag), 0.0)
                     self._check_agreement()
                     assert handshake.probe
@@ -103,8 +105,8 @@ class _Meeting:
                 pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
 
     def _get_ready(self, handshake: Handshake, tag: int) -> list[int]:
-        """All are confirmed: find out who hears our multicast, then say that we are ready. Who is still to be
-        waited for; none when all are ready."""
+        """When all are confirmed, find out who hears our multicast, and then say that we are ready. Returns
+        the ranks that are still to be waited for."""
         if handshake.probe is None or tag != self._probed:
             self._begin_probe(handshake, tag)
             self._probed = tag
@@ -119,7 +121,7 @@ class _Meeting:
         return [] if begun else self._not_ready(tag)
 
     def _read_cards(self, peers: list[int]) -> None:
-        """A card that has changed replaces that of an earlier life."""
+        """A card that has changed replaces the one of an earlier start."""
         for peer in [self._rank, *peers]:
             text = try_get(self._store, self._card_key(peer))
             if text is None:
@@ -152,7 +154,7 @@ class _Meeting:
             candidates.append(Candidate(address, _native.HEADER_BYTES + largest))
         if too_small and not candidates:
             raise too_small
-        ports = card.ports[: len(self._card.ports)]  # that their number differs is told when all are there
+        ports = card.ports[: len(self._card.ports)]  # another number of lanes is an error when all are there
         return Contact(bytes.fromhex(card.instance), ports, candidates)
 
     def _unconfirmed(self) -> list[int]:
@@ -163,7 +165,7 @@ class _Meeting:
         ]
 
     def _differing(self) -> list[str]:
-        """What the ranks must agree on and do not."""
+        """The fields on which the ranks must agree and do not."""
         cards = [self._cards[r] for r in range(self._world_size)]
         return sorted(
             f"{field}: " + ", ".join(f"rank {r} has {c.agreed.get(field)}" for r, c in enumerate(cards))
@@ -180,7 +182,7 @@ class _Meeting:
         return int.from_bytes(hashlib.blake2b(instances.encode(), digest_size=6).digest(), "little")
 
     def _packet_tags(self, tag: int) -> list[list[int]]:
-        """By lane, the tags of packets that may come once the group with this tag has begun."""
+        """The tags of the packets that may come when the group with this tag has begun, by lane."""
         lane_tags = [(tag + lane) % _native.TAGS for lane in range(len(self._card.ports))]
         return [_native.grid_tags(t, self._rank, self._world_size, self._grid.rows) for t in lane_tags]
 

@@ -1,4 +1,4 @@
-"""What the ranks of a group know of each other: the card that each publishes, and the way to each.
+"""What the ranks of a group know of each other: the card that each publishes, and the route to each.
 
 Owns the card's form in the store. Knows nothing of how ranks meet.
 """
@@ -34,15 +34,15 @@ class Card:
     addresses: list[str]
     loopback: bool
     ports: list[int]
-    """One for each lane."""
+    """The UDP port of each lane."""
     window_bytes: int
     """Each sender's share of a lane's socket buffer."""
     pool_bytes: int
     agreed: dict[str, int | str]
     instance: str
-    """Random: this life of this rank."""
+    """A random number that tells this start of this rank from every other."""
     post_port: int = 0
-    """For questions about multicast."""
+    """The UDP port for questions about multicast."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,12 @@ class Route:
 
 @dataclass(frozen=True)
 class Roster:
+    """All ranks of a group, as this one reaches them."""
+
     cards: list[Card]
     routes: list[Route]
     tag: int
-    """Random, 64 bits, known to the members only: keeps packets of others and of earlier lives out."""
+    """A random number that only members know. It keeps out packets of other groups and earlier starts."""
     multicast: Multicast
     """Who hears this rank's multicast."""
 
@@ -80,7 +82,7 @@ def make_card(
         ports=[lane.port for lane in lanes],
         window_bytes=_native.credit_window_bytes(buffer_bytes, grid.senders),
         pool_bytes=config.pool_bytes,
-        # Every row encodes the same mean.
+        # The rows of a grid encode the same mean, so they need the same planes.
         agreed=config.agreed | ({"planes": config.planes} if grid.rows > 1 else {}),
         instance=os.urandom(16).hex(),
         post_port=post.getsockname()[1],
@@ -102,7 +104,7 @@ def parse_card(text: bytes, peer: int) -> Card:
 
 
 def local_address(roster: Roster, rank: int) -> str:
-    """The address at which every peer reaches this rank: that on the way to a remote one, if any is."""
+    """The address at which every peer reaches this rank: that on the path to a remote peer, if any is."""
     here = roster.cards[rank].host
     remote = [r.address for r, c in zip(roster.routes, roster.cards, strict=True) if c.host != here]
     return (local_address_towards(remote[0]) if remote else None) or LOOPBACK

@@ -15,12 +15,12 @@ _MOST_PAYLOAD_BYTES = 61_440
 
 
 def bind_address(config: Config) -> str:
-    """The address to bind and publish; empty for any."""
+    """The address to bind and to publish. If it is empty, sockets are bound to any address."""
     return config.address or (address_of(config.socket_ifname) if config.socket_ifname else "")
 
 
 def open_lane(address: str, config: Config) -> _native.UdpLane:
-    """A socket on an address, or on any if it is empty."""
+    """A lane whose socket is bound to this address, or to any if it is empty."""
     try:
         bind_ipv4 = int(ipaddress.IPv4Address(address or "0.0.0.0"))
         return _native.UdpLane(bind_ipv4, config.receive_buffer_bytes, config.offload)
@@ -29,13 +29,13 @@ def open_lane(address: str, config: Config) -> _native.UdpLane:
 
 
 def open_lanes(config: Config) -> list[_native.UdpLane]:
-    """The sockets of a rank, one for each lane."""
+    """All lanes of a rank."""
     bound = bind_address(config)
     return [open_lane(bound, config) for _ in range(config.lanes)]
 
 
 def payload_bytes(address: str, mtu_bytes: int, window_bytes: int, config: Config) -> int:
-    """The most that one packet carries: what the path does in one datagram, and the peer's window holds."""
+    """The most that one packet carries: it must fit a datagram on the path and the window of the peer."""
     largest = min(mtu_bytes - IP_UDP_BYTES, _MOST_DATAGRAM_BYTES) - _native.HEADER_BYTES
     if config.packet_bytes > largest:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Adapters to PyTorch: the only part of tailcut that imports torch.
 
-Importing it makes the backend name "tailcut" known. torch does that by itself: through an entry point at the
-end of ``import torch`` (2.5 to 2.13), or when the name is first used (from 2.14). Nothing heavy happens here.
+Importing it makes the backend name "tailcut" known. torch imports it by itself: at the end of ``import
+torch`` (2.5 to 2.13), or when the name is first used (from 2.14). Nothing heavy happens here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAME = "tailcut"
 
-# torch is imported inside the functions: importing it calls autoload(), which must be there by then.
+# The functions import torch, not the module: importing torch calls autoload(), which must be defined by then.
 
 
 def register() -> None:
@@ -30,7 +30,7 @@ def register() -> None:
 
 
 def autoload() -> None:
-    """The entry point at the end of ``import torch``, which must not fail because of us."""
+    """torch calls this at the end of ``import torch``, which must not fail because of us."""
     try:
         register()
     except Exception as error:

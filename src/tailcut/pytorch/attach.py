@@ -1,8 +1,8 @@
-"""DDP's gradient buckets through tailcut: one communication hook, and the object that stands for it.
+"""Sends the gradient buckets of DDP through tailcut: a communication hook, and the object that stands for it.
 
-Owns what a training script holds on to: figures, state, the end. Nothing of DDP but its gradients is touched.
+Owns what a training script uses: figures, state, the end. Touches only the gradients of DDP.
 """
-# No postponed annotations: DDP compares those of its hook with the classes.
+# Annotations are not postponed here: DDP compares those of its hook with the classes.
 
 import weakref
 from collections import deque
@@ -37,10 +37,10 @@ def attach(
 ) -> "Attachment":
     """Average the gradients of ``ddp`` through tailcut from now on. Every rank calls it, before any step.
 
-    ``settings`` are fields of ``Config``, such as ``deadline_s=5``; they come before those of ``config``.
-    With ``optimizer``, ``Attachment.resync`` copies its state too. ``on_over_budget`` is called, in another
-    thread while backward waits, when gradients have cost more than ``config.budget`` for a hundred buckets in
-    a row; what it raises, backward raises.
+    ``settings`` are fields of ``Config``, such as ``deadline_s=5``; they come before those of ``config``. If
+    ``optimizer`` is given, ``Attachment.resync`` copies its state too. ``on_over_budget`` is called when
+    gradients have cost more than ``config.budget`` for a hundred buckets in a row. Another thread calls it
+    while backward waits, and backward raises what it raises.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise ConfigError(
@@ -78,7 +78,7 @@ class Attachment:
     def __init__(
         self, ddp: DistributedDataParallel, group: Group | None, optimizer: torch.optim.Optimizer | None
     ) -> None:
-        # Weak: the model holds its hook in C++, where the collector does not see the circle.
+        # A weak reference: the model holds its hook in C++, where the collector does not see the cycle.
         self._ddp: weakref.ref[DistributedDataParallel] | None = weakref.ref(ddp)
         self._optimizer = optimizer
         self._earlier: dict[str, Any] = {}
@@ -91,11 +91,11 @@ class Attachment:
             farewell = partial(sum_up, group) if group.rank == 0 else None
             self._reducer = Reducer(group, self._listen, farewell)
         self.reports: deque[Report] = deque(maxlen=group.config.window_ops if group else 0)
-        """Of the latest ops, in order; one op is one bucket."""
+        """The reports of the latest ops, in order. One op is one bucket."""
 
     @property
     def enabled(self) -> bool:
-        """False with ``TAILCUT_DISABLE=1``, and for a copy that was pickled: then DDP does it all itself."""
+        """Whether gradients go through tailcut: not with ``TAILCUT_DISABLE=1``, nor in a pickled copy."""
         return self._reducer is not None
 
     @property
@@ -104,21 +104,21 @@ class Attachment:
         return self._reducer.group.config if self._reducer else None
 
     def stats(self) -> Stats:
-        """Totals, those of before a checkpoint included."""
+        """The totals, with those of the runs before a checkpoint."""
         now = self._reducer.stats() if self._reducer else Stats()
         return now.plus(self._earlier)
 
     @property
     def lr_scale(self) -> float:
-        """1/(1 + ε), the same on all ranks after the same backward: multiply the learning rate by it, if you
-        like, to keep what the optimizer sees of noise as it was (docs/budget.md)."""
+        """1/(1 + ε), the same on all ranks after the same backward pass. A learning rate that is multiplied
+        by it keeps the noise that the optimizer sees as it was (docs/budget.md)."""
         return self._reducer.group.lr_scale if self._reducer else 1.0
 
     def should_step(self) -> bool:
-        """Whether the gradients since the last call have kept the budget on every rank; all get one answer.
+        """Whether the gradients since the last call have kept the budget on all ranks. All get one answer.
 
-        For loops that skip whole steps: ``if attachment.should_step(): optimizer.step()``. Every rank calls
-        it. Reliable, through DDP's own process group: it waits for everybody.
+        It is for loops that skip whole steps: ``if attachment.should_step(): optimizer.step()``. Every rank
+        calls it. It uses DDP's own process group, so it is reliable and waits for every rank.
         """
         if self._reducer is None:
             return True
@@ -141,24 +141,24 @@ class Attachment:
     def resync(self, source: int = 0) -> None:
         """Make all replicas equal to that of rank ``source``: parameters, buffers, optimizer state.
 
-        Every rank calls it. Reliable, through DDP's own process group: it waits for everybody.
+        Every rank calls it. It uses DDP's own process group, so it is reliable and waits for every rank.
         """
         copy_from(source, self._model(), self._optimizer)
         if self._reducer:
             self._reducer.group.resynced()
 
     def close(self, linger_s: float | None = None) -> None:
-        """Say goodbye to the other ranks; gradients cannot be averaged any more. Exit does it too."""
+        """Say goodbye to the other ranks and average nothing more. The end of the process does it too."""
         if self._reducer:
             self._reducer.close(linger_s)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: the counts so far."""
+        """The counts so far, for a checkpoint."""
         now = self._reducer.group.stats() if self._reducer else Stats()
         return now.plus(self._earlier).counts()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Count on from those of a checkpoint."""
+        """Continue the counts of a checkpoint."""
         self._earlier = dict(state)
 
     def __enter__(self) -> "Attachment":
@@ -170,7 +170,7 @@ class Attachment:
         self.close(linger_s=None if kind is None else 0.0)
 
     def __getstate__(self) -> dict[str, Any]:
-        # torch.save(ddp) pickles its hooks; sockets, threads and the model stay behind.
+        # torch.save(ddp) pickles its hooks. Sockets, threads and the model are left out.
         return {"_earlier": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -201,8 +201,8 @@ class Attachment:
 
 
 def average_bucket(attachment: Attachment, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP's hook. Returns at once; the future holds the mean, already in the bucket."""
+    """The hook of DDP. It returns at once. When the future completes, the bucket holds the mean."""
     assert attachment._reducer is not None
-    # Buckets are rebuilt after the first step, so an index would mean another bucket then.
+    # DDP rebuilds its buckets after the first step, so an index would then mean another bucket.
     key = attachment._names.get(bucket.parameters()[0])
     return attachment._reducer.average(bucket.buffer(), key).future

@@ -1,5 +1,6 @@
-"""The backend for torch 2.14 and later: a Python subclass of Backend, which stands beside those of other
-devices in one process group (``cpu:tailcut,cuda:nccl``).
+"""The backend for torch 2.14 and later: a Python subclass of Backend.
+
+It stands beside the backends of other devices in one process group (``cpu:tailcut,cuda:nccl``).
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from torch.distributed import ProcessGroupGloo
 from tailcut.pytorch.bounded import COLLECTIVES, Bounded, delegate
 
 _alive: set[TailcutBackend] = set()
-"""torch holds the C++ half only."""
+"""torch keeps only the C++ half of a backend alive."""
 
 
 class TailcutBackend(Backend):
-    """Bounded reductions go to tailcut, all else to Gloo."""
+    """Bounded reductions go to tailcut, everything else to Gloo."""
 
     supports_splitting = False
     supports_coalescing = False

@@ -1,6 +1,7 @@
-"""The two halves of a process group: an inner Gloo for what must be exact, a tailcut group for what may be
-bounded. Owns the decision which is which: a pure function of what all ranks see alike, because each half
-matches its ops by their order. torch's two adapter classes are thin: what they share is here.
+"""The two halves of a process group: Gloo for what must be exact, a tailcut group for what may be bounded.
+
+Owns the decision which half an op goes to. It depends only on what all ranks see alike, because each half
+matches its ops by their order. Holds what the two adapter classes for torch share.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tailcut.pytorch.staging import DTYPES
 from tailcut.stats import Stats
 
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-"""Of torch: major and minor."""
+"""The major and minor version of torch."""
 
 COLLECTIVES = (
     "all_gather_single",
@@ -53,8 +54,8 @@ COLLECTIVES = (
     "send",
     "set_timeout",
 )
-"""All that goes to Gloo, under each name that some release of torch has for it. What a ProcessGroup leaves to
-its base class calls C++ with the GIL held and hangs against Gloo's threads."""
+"""Everything that goes to Gloo, under each name that some release of torch has for it. What is left to the
+base class ProcessGroup calls C++ with the GIL held, and the threads of Gloo then hang."""
 
 
 class BoundedWork(Work):
@@ -65,7 +66,7 @@ class BoundedWork(Work):
         self._reduction = reduction
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Ends by the deadline of the op, whatever the timeout of the process group."""
+        """Return by the deadline of the op, whatever the timeout of the process group is."""
         self._reduction.future.wait()
         return True
 
@@ -89,11 +90,11 @@ class BoundedWork(Work):
 
 
 class Bounded:
-    """What goes through tailcut."""
+    """The half that goes through tailcut."""
 
     def __init__(self, group: Group, farewell: Callable[[], None] | None = None) -> None:
         self._reducer = Reducer(group, farewell=farewell)
-        # torch before 2.7 drops works that are still in use. Elsewhere they would only keep their tensors.
+        # torch before 2.7 drops works that are still in use. Later ones do not, and works would keep tensors.
         self._recent: deque[BoundedWork] = deque(maxlen=64 if RELEASE < (2, 7) else 0)
 
     @property
@@ -104,7 +105,7 @@ class Bounded:
         return self._reducer.stats()
 
     def reduce(self, tensors: list[torch.Tensor], reduce_op: Any) -> BoundedWork | None:
-        """The reduction under way, or None if it is one for Gloo."""
+        """Start the reduction and return it; None if it is one for Gloo."""
         if len(tensors) != 1 or not is_bounded(tensors[0], reduce_op, self.group.config):
             return None
         scale = self.group.world_size if reduce_op == dist.ReduceOp.SUM else 1
@@ -117,7 +118,7 @@ class Bounded:
 
 
 def is_bounded(tensor: torch.Tensor, reduce_op: Any, config: Config) -> bool:
-    """Means of large floating-point tensors; sums of them only where the group opts in."""
+    """Means of large floating-point tensors are bounded, and sums of them if the group opts in."""
     if reduce_op != dist.ReduceOp.AVG and not (config.bound_sums and reduce_op == dist.ReduceOp.SUM):
         return False
     large = tensor.numel() * tensor.element_size() >= config.bound_from_bytes

@@ -19,7 +19,7 @@ from tailcut.pytorch.startup import announce, disabled, open_group, sum_up
 
 
 def create(options: Any, group_options: Any) -> Any:
-    """Called by torch. ``group_options`` is what the user passed as ``pg_options``: a Config, or nothing."""
+    """torch calls this. ``group_options`` is what the user passed as ``pg_options``: a Config, or nothing."""
     if group_options is not None and not isinstance(group_options, Config):
         raise ConfigError(f"pg_options takes a tailcut.Config, not {type(group_options).__name__}")
     store, rank, size = options.store, options.group_rank, options.group_size
@@ -41,8 +41,8 @@ def create(options: Any, group_options: Any) -> Any:
 
 
 def careful(config: Config) -> Config:
-    """A backend averages whatever it is given, parameters too, which bear no noise: unless its user says that
-    it is for gradients, by ``planes`` or ``bound_sums``, all planes are sent."""
+    """All planes are sent unless the user sets ``planes`` or ``bound_sums``, which says that the backend is
+    for gradients. Otherwise it may be given parameters, which bear no noise."""
     return config if config.planes or config.bound_sums else replace(config, planes=16)
 
 
@@ -57,9 +57,9 @@ def bounded_part(process_group: Any) -> Bounded:
 
 
 def inner_gloo(group: Group, store: Any, timeout: timedelta) -> ProcessGroupGloo:
-    """Gloo, on the address and under the tag that tailcut has agreed on.
+    """Gloo with the address and the tag that the ranks of the tailcut group have agreed on.
 
-    By itself it takes the host name, on Debian often 127.0.1.1, and believes what an earlier life has left.
+    By itself Gloo takes the host name, on Debian often 127.0.1.1, and believes what an earlier start left.
     """
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=group.local_address)]

@@ -1,6 +1,6 @@
-"""What a DDP model and tailcut demand of each other: gradients that can be averaged, and room for its buckets.
+"""What a DDP model and tailcut demand of each other: gradients that can be averaged, room for its buckets.
 
-Also says what of DDP still waits for every rank. Looks at the model only.
+Also warns of what DDP does that still waits for every rank. Looks at the model only.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from tailcut.errors import ConfigError
 from tailcut.pytorch.staging import DTYPES
 
 STEPS_IN_WINDOW = 4
-"""How many steps of buckets the window holds at least: a rank may be late by a backward pass or two."""
+"""The window holds the buckets of at least this many steps: a rank may be late by a backward pass or two."""
 
 POOLED_BUCKETS = 4
-"""How many of the largest bucket the pool holds at least: an op is served when twice its bucket fits."""
+"""The pool holds at least this many of the largest buckets: an op needs room for two of its size."""
 
 
 def check_gradients(ddp: DistributedDataParallel) -> None:
+    """Raise ConfigError if some gradients of the model cannot be averaged."""
     for name, parameter in ddp.module.named_parameters():
         if parameter.requires_grad and parameter.dtype not in DTYPES:
             raise ConfigError(
@@ -44,10 +45,10 @@ def check_gradients(ddp: DistributedDataParallel) -> None:
 
 
 def fitting(config: Config, ddp: DistributedDataParallel) -> Config:
-    """The configuration with room for the steps and buckets of this model, whatever it says."""
+    """The configuration with at least the room that the steps and buckets of this model need."""
     parameters: list[torch.nn.Parameter] = [p for p in ddp.module.parameters() if p.requires_grad]
-    # A bucket is closed when it reaches its cap; one may be open for each dtype, and the first is small.
-    cap_bytes = max(1, int(ddp.bucket_bytes_cap))  # 0 is allowed: a bucket for every parameter
+    # DDP closes a bucket that reaches its cap. One may be open for each dtype, and the first one is small.
+    cap_bytes = max(1, int(ddp.bucket_bytes_cap))  # 0 is allowed, and makes a bucket for every parameter
     gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
     buckets = min(len(parameters), gradient_bytes // cap_bytes + len({p.dtype for p in parameters}) + 1)
     bucket_bytes = cap_bytes + max((4 * p.numel() for p in parameters), default=0)
@@ -59,7 +60,7 @@ def fitting(config: Config, ddp: DistributedDataParallel) -> Config:
 
 
 def warn_of_what_blocks(ddp: DistributedDataParallel) -> None:
-    """What DDP and its modules send by themselves still waits for every rank."""
+    """Warn of what DDP and its modules send by themselves: that still waits for every rank."""
     blocking = []
     if ddp.broadcast_buffers and ddp.modules_buffers:
         switch = "forward_sync_buffers" if hasattr(ddp, "forward_sync_buffers") else "broadcast_buffers"

@@ -1,8 +1,6 @@
-"""A plain Gloo process group as an allreduce on numpy arrays, alone or under torch's hooks that compress.
+"""A Gloo process group as an allreduce on NumPy arrays, plain or with torch's hooks that compress.
 
-What tailcut is measured against.
-
-Owns this process's default process group. Knows nothing of tailcut's groups.
+Benchmarks measure tailcut against it. Owns the default process group. Knows nothing of tailcut's groups.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ except ImportError as error:
 def join_gloo(rank: int, world_size: int, rendezvous: Path) -> None:
     """Make Gloo the default process group, over loopback unless GLOO_SOCKET_IFNAME names another network.
 
-    With one thread, as there are as many ranks as cores.
+    It computes with one thread, because there are as many ranks as cores.
     """
     if not dist.is_available() or not dist.is_gloo_available():
         raise ConfigError(
@@ -60,7 +58,7 @@ class GlooGroup:
 
 
 class _Bucket:
-    """One array as DDP shows its buckets to hooks: one parameter, as square a matrix as there is."""
+    """An array as DDP shows its buckets to hooks: one parameter, a matrix that is almost square."""
 
     def __init__(self, array: npt.NDArray[np.float32]) -> None:
         self._buffer = torch.from_numpy(array)
@@ -89,7 +87,7 @@ class _Bucket:
 
 
 def _power_sgd_state() -> powerSGD_hook.PowerSGDState:
-    # Its own defaults but for the first steps, which it leaves uncompressed while a model warms up.
+    # These are its own defaults, except that it compresses from the first step: there is no model to warm up.
     return powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
 
 
@@ -98,7 +96,7 @@ HOOKS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "bf16": (default_hooks.bf16_compress_hook, lambda: None),
     "powersgd": (powerSGD_hook.powerSGD_hook, _power_sgd_state),
 }
-"""What torch has for DDP: the hook, and its state."""
+"""The hooks that torch has for DDP, each with its state."""
 
 
 class CompressedGlooGroup:
@@ -110,7 +108,7 @@ class CompressedGlooGroup:
         self._state = make_state()
 
     def allreduce(self, array: npt.NDArray[np.float32]) -> None:
-        """Average ``array`` over the ranks, in place, as far as the hook keeps it."""
+        """Average ``array`` over the ranks, in place, with the precision that the hook keeps."""
         bucket = _Bucket(array)
         averaged = self._hook(self._state, bucket).wait()
         if averaged.data_ptr() != bucket.buffer().data_ptr():

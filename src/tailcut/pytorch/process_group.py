@@ -1,4 +1,4 @@
-"""The backend for torch 2.4 to 2.13: a Python subclass of ProcessGroup, which replaces the whole group."""
+"""The backend for torch 2.4 to 2.13: a Python subclass of ProcessGroup that replaces the whole group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATE = (
 
 
 class TailcutProcessGroup(ProcessGroup):
-    """Bounded reductions go to tailcut, all else to a process group of Gloo."""
+    """Bounded reductions go to tailcut, everything else to a process group of Gloo."""
 
     def __init__(
         self, store: Any, rank: int, size: int, gloo: ProcessGroupGloo, bounded: Bounded, options: Any
@@ -32,7 +32,7 @@ class TailcutProcessGroup(ProcessGroup):
             super().__init__(rank, size)  # type: ignore[call-arg]
         self._bounded = bounded
         self._inner = ProcessGroup(PrefixStore("inner", store), rank, size)
-        for group in (self, self._inner):  # in ours it only carries the name and the device types
+        for group in (self, self._inner):  # in our own group it only provides the name and the device types
             group._set_default_backend(ProcessGroup.BackendType.GLOO)
             for device in ("cpu", "cuda"):
                 group._register_backend(torch.device(device), ProcessGroup.BackendType.GLOO, gloo)

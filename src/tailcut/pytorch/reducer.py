@@ -1,7 +1,7 @@
-"""Tensors in, futures out: one tailcut group that averages tensors, in the order they are handed over.
+"""Averages tensors through one tailcut group, in the order in which they come, and returns futures.
 
-Owns the thread that completes futures, and the one that waits for copies from a device. The mean is taken
-natively; when a future completes, its tensor holds the result. Knows nothing of DDP or process groups.
+Owns the thread that completes futures, and the one that waits for copies from a device. When a future
+completes, its tensor holds the result. Knows nothing of DDP or of process groups.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tailcut.report import Report
 from tailcut.stats import Stats
 
 EXIT_LINGER_S = 3.0
-"""How long a rank that simply reaches its end serves peers that are a little later."""
+"""How long a rank that reaches the end of its script serves peers that are a little later."""
 
 Listener = Callable[[Report], None]
 Future = torch.futures.Future[Any]
@@ -43,8 +43,8 @@ class Reduction:
         self.scale = scale
         self.error: Exception | None = None
         self._done = torch.futures.Future[Any](devices=[tensor.device] if tensor.is_cuda else None)
-        # An exception set on a future stays unseen by C++, and one raised in a hook would poison DDP:
-        # complete with a value, raise in the continuation.
+        # C++ does not see an exception that is set on a future, and one that a hook raises would break DDP.
+        # So the future completes with a value, and its continuation raises.
         self.future: Future = self._done.then(self._result)
 
     def complete(self) -> None:
@@ -56,12 +56,12 @@ class Reduction:
 
     def _result(self, _: Future) -> torch.Tensor:
         if self.error is not None:
-            raise self.error.with_traceback(None)  # of our threads, and torch would print it all
+            raise self.error.with_traceback(None)  # torch would print all of it, and it is of our threads
         return self.tensor
 
 
 class Reducer:
-    """Averages tensors through a group that it owns from now on."""
+    """Averages tensors through a group that it owns."""
 
     def __init__(
         self, group: Group, listener: Listener | None = None, farewell: Callable[[], None] | None = None
@@ -69,12 +69,12 @@ class Reducer:
         self.group = group
         self._listener = listener
         self._farewell = farewell  # called once, when the group is closed
-        self._seen_ops = 0  # that the user knew of when it asked for the totals last
+        self._seen_ops = 0  # how many ops the totals had when the user asked for them last
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
-        self._departing = 0  # reductions whose values are not on the host yet, in order of submission
-        self._works: dict[Hashable, Work] = {}  # the latest of each key
+        self._departing = 0  # the number of reductions whose values are not on the host yet
+        self._works: dict[Hashable, Work] = {}  # the latest work of each key
         self._departures: queue.SimpleQueue[Departure | None] = queue.SimpleQueue()
         self._arrivals: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
         self._threads = [
@@ -96,29 +96,29 @@ class Reducer:
             reduction.fail(error)
             return reduction
         with self._lock:
-            # A tensor that is on the host already must not overtake one that is still being copied:
-            # ops are matched by their order, which must be the same on all ranks.
+            # A tensor that is already on the host must not overtake one that is still being copied: the
+            # order of ops must be the same on all ranks.
             if self._closed or (passage.immediate and not self._departing):
-                self._submit(reduction, passage)  # when closed: fails, and nobody serves the queues any more
+                self._submit(reduction, passage)  # if closed, this fails; nobody serves the queues any more
             else:
                 self._departing += 1
                 self._departures.put((reduction, passage))
         return reduction
 
     def stats(self) -> Stats:
-        """The totals, for the user to see. Who has seen the last ones needs no farewell."""
+        """The totals, for the user. A user that has seen the last ones needs no farewell."""
         stats = self.group.stats()
         self._seen_ops = stats.ops
         return stats
 
     def close(self, linger_s: float | None = None) -> None:
-        """Close the group, as ``Group.close`` does; what is in flight ends with an error."""
+        """Close the group, as ``Group.close`` does. What is in flight ends with an error."""
         if os.getpid() != self._process:
             return
         try:
             self.group.close(linger_s)
         finally:
-            with self._lock:  # what was handed over before is in the queues, ahead of the end
+            with self._lock:  # what was handed over before is in the queues, before the end
                 self._closed = True
             queues: tuple[queue.SimpleQueue[Any], ...] = (self._departures, self._arrivals)
             for thread, work in zip(self._threads, queues, strict=True):
@@ -131,7 +131,7 @@ class Reducer:
                 farewell()
 
     def __del__(self) -> None:
-        if hasattr(self, "_threads"):  # its model is gone, and nobody has closed it
+        if hasattr(self, "_threads"):  # the model is gone, and nobody has closed this
             self.close(linger_s=0.0)
 
     def _submit(self, reduction: Reduction, passage: Passage) -> None:
@@ -150,20 +150,20 @@ class Reducer:
 
     def _submit_departed(self, departure: Departure) -> None:
         reduction, passage = departure
-        with suppress(Exception):  # comes again under the lock, which must not be held while it blocks
+        with suppress(Exception):  # it comes again under the lock, which must not be held while this blocks
             passage.arrive()
         with self._lock:
             self._departing -= 1
             self._submit(reduction, passage)
 
     def _complete_ended(self, arrival: Arrival) -> None:
-        """In order of submission: DDP waits for them in that order too."""
+        """Complete the future of an op. The order is that of submission, in which DDP waits too."""
         reduction, passage, work = arrival
         try:
             report = work.wait()
             pass_on_news(self.group)
             if report.status == "behind":
-                # Its next tensor is not the one that the others are at: leave before it is sent.
+                # The others are at another tensor than the next one here, so leave before it is sent.
                 self.group.close(linger_s=0.0)
                 raise BehindError(
                     f"{report}; window_ops={self.group.config.window_ops} is the most it may be behind. "
@@ -182,7 +182,7 @@ class Reducer:
 def _start(
     name: str, work: queue.SimpleQueue[Any], handle: Callable[[Reducer, Any], None], reducer: Reducer
 ) -> threading.Thread:
-    """A thread that handles what is queued, until None. It does not keep an idle reducer alive."""
+    """A thread that handles what is queued, until None comes. It does not keep an idle reducer alive."""
     owner = weakref.ref(reducer)
 
     def run() -> None:
@@ -201,7 +201,7 @@ _open_reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """The threads must have ended when the interpreter does: one that wakes later takes the process down."""
+    """End the threads before the interpreter ends: one that wakes later takes the process down."""
     raised = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for reducer in list(_open_reducers):
         reducer.close(0.0 if raised else min(EXIT_LINGER_S, reducer.group.config.deadline_s))

@@ -1,6 +1,6 @@
-"""Replicas made equal again: everything that training changes, copied from one rank, reliably.
+"""Makes replicas equal again: copies everything that training changes from one rank to all others.
 
-Through the process group that DDP was given, so it waits for every rank and loses nothing.
+It uses the process group that DDP was given, so it waits for every rank and loses nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def copy_from(source: int, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
-    """Every rank calls it; ``source`` is a rank of DDP's process group."""
+    """Copy from ``source``, a rank of DDP's process group. Every rank calls it."""
     group = ddp.process_group
     root = dist.get_global_rank(group, source)
     tensors = [*ddp.module.parameters(), *ddp.module.buffers()]
@@ -22,7 +22,7 @@ def copy_from(source: int, ddp: DistributedDataParallel, optimizer: torch.optim.
         tensors += _agree_on_shape(root, group, optimizer)
     with torch.no_grad():
         for tensor in tensors:
-            # Adam keeps its step counts on the host, where NCCL alone cannot go.
+            # Adam keeps its step counts on the host, which NCCL does not reach.
             contiguous = tensor.detach().to(ddp.device).contiguous()
             dist.broadcast(contiguous, root, group=group)
             if contiguous.data_ptr() != tensor.data_ptr():
@@ -30,7 +30,7 @@ def copy_from(source: int, ddp: DistributedDataParallel, optimizer: torch.optim.
 
 
 class _Empty(NamedTuple):
-    """Stands for a tensor whose values come later."""
+    """It stands for a tensor whose values come later."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -40,9 +40,9 @@ class _Empty(NamedTuple):
 def _agree_on_shape(
     root: int, group: dist.ProcessGroup, optimizer: torch.optim.Optimizer
 ) -> list[torch.Tensor]:
-    """Give every optimizer the entries of the source: plain values, and tensors that are yet to be filled.
+    """Give every optimizer the entries of the source: plain values, and tensors that are filled later.
 
-    A rank that has just joined may have no state at all, and one that has been further may have more.
+    A rank that has just joined may have no state at all, and a rank that was further may have more.
     """
     shape: list[Any] = [[_without_values(held) for held, _ in _holders(optimizer)]]
     dist.broadcast_object_list(shape, root, group=group)
@@ -66,7 +66,7 @@ def _holders(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any],
     for group in optimizer.param_groups:
         yield group, None
         for parameter in group["params"]:
-            yield optimizer.state[parameter], parameter  # makes an empty one if there is none
+            yield optimizer.state[parameter], parameter  # an empty state is made if there is none
 
 
 def _without_values(held: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """How a tensor's values reach host memory as float32, and how the result goes back.
 
 Owns dtype conversion and the order of streams. Knows nothing of ops. Three threads use a passage in turn:
-``depart`` where the tensor was computed, ``arrive`` where the op is submitted, ``go_back`` where it ends.
+one calls ``depart`` where the tensor was computed, one ``arrive`` where the op is submitted, one ``go_back``
+where it ends.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from tailcut.errors import ConfigError
 
 Array = npt.NDArray[np.float32]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""What can be averaged: every value of these is a float32."""
+"""The dtypes that can be averaged: each of their values is also a float32."""
 
 
 class Passage(Protocol):
-    """One tensor's way to the host and back."""
+    """The way of one tensor to the host and back."""
 
     immediate: bool
     """Whether ``arrive`` returns at once."""
 
     def depart(self) -> None:
-        """Start moving; does not block."""
+        """Start to move the values. It does not block."""
 
     def arrive(self) -> Array:
-        """Block until the values are in host memory; what is returned is averaged in place."""
+        """Block until the values are in host memory, and return them. They are averaged in place."""
         ...
 
     def go_back(self) -> AbstractContextManager[object]:
-        """Move the result into the tensor. A future completed inside the context waits for that."""
+        """Move the result into the tensor. A future that completes inside the context waits for that."""
         ...
 
 
@@ -59,7 +60,7 @@ class _Nothing(AbstractContextManager[None]):
 
 
 class InPlace:
-    """A contiguous float32 tensor in host memory: nothing is moved."""
+    """A contiguous float32 tensor in host memory. Nothing is moved."""
 
     immediate = True
 
@@ -77,7 +78,7 @@ class InPlace:
 
 
 class Converted:
-    """Another dtype or layout in host memory: averaged in a float32 copy, rounded once at the end."""
+    """A tensor in host memory with another dtype or layout. A float32 copy is averaged and rounded once."""
 
     immediate = True
 
@@ -97,14 +98,14 @@ class Converted:
 
 
 class Streams(Protocol):
-    """What a device must offer: copies that run beside its computation, in a known order."""
+    """What a device must offer: copies that run beside its computation in a known order."""
 
     def pinned(self, shape: torch.Size) -> torch.Tensor:
-        """Float32 host memory that the device can copy from and to without blocking."""
+        """Float32 host memory that the device copies from and to without blocking."""
         ...
 
     def copy_out(self, source: torch.Tensor, host: torch.Tensor) -> Any:
-        """Copy after everything the current stream has been given; returns an event with ``synchronize``."""
+        """Copy when the current stream has done its work so far. Returns an event with ``synchronize``."""
         ...
 
     def copy_in(self, host: torch.Tensor, target: torch.Tensor) -> AbstractContextManager[object]:
@@ -113,7 +114,7 @@ class Streams(Protocol):
 
 
 class DevicePassage:
-    """A tensor on an accelerator: pinned memory, and a stream of its own for the copies."""
+    """A tensor on an accelerator. It is copied to pinned memory and back on a stream of its own."""
 
     immediate = False
 
@@ -154,7 +155,7 @@ class CudaStreams:
     def copy_out(self, source: torch.Tensor, host: torch.Tensor) -> torch.cuda.Event:
         self._side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._side):
-            # A cross-dtype copy to the host would block: convert on the device first.
+            # A copy to the host that converts would block, so the device converts first.
             host.copy_(source.to(torch.float32), non_blocking=True)
             source.record_stream(self._side)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""How a process group's tailcut group begins and ends: its store and name, and what rank 0 says of it."""
+"""How the tailcut group of a process group begins and ends: its store, its name, and what rank 0 says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _announced: set[str] = set()
 
 
 def disabled() -> bool:
-    """``TAILCUT_DISABLE=1``: everything goes through Gloo, as if tailcut were not there."""
+    """Whether ``TAILCUT_DISABLE=1`` is set. Then everything goes through Gloo, without tailcut."""
     text = os.environ.get("TAILCUT_DISABLE") or "0"
     try:
         return flag(text)
@@ -44,22 +44,22 @@ def open_group(
     config: Config,
     on_over_budget: Callable[[Stats], None] | None = None,
 ) -> Group:
-    """Open a tailcut group for a process group. All members must come to the same ``name`` by themselves: it
-    may depend on the process group, but not on what else a member takes part in."""
+    """Open a tailcut group for a process group. Each member makes the ``name`` by itself, and all must make
+    the same. So it may depend on the process group, but not on what else a member takes part in."""
     # After an elastic restart the store is the same, and so are the names of its process groups.
     life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Group(rank, world_size, store, config, name=f"{name}/{life}", on_over_budget=on_over_budget)
 
 
 def attachment_name(process_group: dist.ProcessGroup) -> str:
-    """For the next model that is attached on a process group: its members attach models in the same order."""
+    """The name for the next model on a process group. Its members attach models in the same order."""
     number = _attachments.get(process_group, 0) + 1
     _attachments[process_group] = number
     return f"attach/{process_group.group_name}/{number}"
 
 
 def announce(group: Group, what: str) -> None:
-    """Say what will be done, once for each configuration; the callers let rank 0 speak."""
+    """Say what the group will do, once for each configuration. Callers let only rank 0 do so."""
     configuration = group.describe()
     if configuration not in _announced:
         _announced.add(configuration)
@@ -67,12 +67,12 @@ def announce(group: Group, what: str) -> None:
 
 
 def pass_on_news(group: Group) -> None:
-    """Let rank 0 say what was decided since the last call."""
+    """Rank 0 says what was decided since the last call."""
     if group.rank == 0:
         for news in group.take_news():
             notices.say(_log, f"tailcut: {news}")
 
 
 def sum_up(group: Group) -> None:
-    """Say at the end what it has cost."""
+    """Say at the end what the run has cost."""
     notices.say(_log, f"tailcut: {group.stats()}")

@@ -1,4 +1,4 @@
-"""The store of a process that torchrun started, as tailcut uses one."""
+"""The store of a process that torchrun has started, in the form that tailcut uses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class TorchStore:
-    """A torch store whose failures are PeerErrors."""
+    """A torch store that raises PeerError when it fails."""
 
     def __init__(self, store: Store, where: str) -> None:
         self._store = store
@@ -47,7 +47,7 @@ class TorchStore:
 
 
 def environment_store(timeout_s: float) -> TorchStore:
-    """From MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, or the launcher's own store if it has one."""
+    """The store that MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE describe, or that of the launcher."""
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} (MASTER_ADDR, MASTER_PORT)"
     try:
         store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))

@@ -1,6 +1,6 @@
-"""One rank's model under DDP, for ``tailcut demo``: averaged by Gloo as DDP does it, or by tailcut.
+"""The model of one rank under DDP, for ``tailcut demo``. Gloo averages its gradients, or tailcut does.
 
-Owns this process's default process group. Knows nothing of freezes, clocks or displays.
+Owns the default process group of this process. Knows nothing of freezes, clocks or displays.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Labels = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a rank needs to know before the first step; but for ``rank`` the same on all."""
+    """What a rank needs to know before the first step. Only ``rank`` differs between ranks."""
 
     rank: int
     ranks: int
     rendezvous: Path
     layers: Sequence[int]
-    """Widths, from the pixels to the classes."""
+    """The widths of the layers, from the pixels to the classes."""
     learning_rate: float
     seed: int
     config: Config
-    """Of tailcut; plain DDP has no use for it."""
+    """The configuration of tailcut. Plain DDP does not use it."""
 
 
 class GlooTrainer:
@@ -52,7 +52,7 @@ class GlooTrainer:
         self._optimizer = torch.optim.SGD(self._ddp.parameters(), setup.learning_rate, momentum=0.9)
 
     def step(self, images: Images, labels: Labels) -> float:
-        """One step on this rank's batch; returns its loss."""
+        """Do one step with this rank's batch and return its loss."""
         self._optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self._ddp(torch.from_numpy(images)), torch.from_numpy(labels))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -60,7 +60,7 @@ class GlooTrainer:
         return loss.item()
 
     def take_reports(self) -> tuple[Report, ...]:
-        """Of the ops since the last call."""
+        """The reports of the ops since the last call."""
         return ()
 
     def accuracy(self, images: Images, labels: Labels) -> float:
@@ -69,21 +69,21 @@ class GlooTrainer:
         return float((guesses == labels).mean())
 
     def drift(self) -> float:
-        """Distance of the parameters from rank 0's over their norm; 0 when equal. Every rank calls it."""
+        """The distance from the parameters of rank 0, relative to their norm. Every rank calls it."""
         own = torch.cat([p.detach().flatten() for p in self._ddp.parameters()]).double()
         first = own.clone()
         dist.broadcast(first, 0)
         return float((own - first).norm() / first.norm())
 
     def resync(self) -> None:
-        """Make all replicas equal. Plain DDP never lets them part."""
+        """Make all replicas equal. With plain DDP they always are."""
 
     def close(self) -> None:
         dist.destroy_process_group()
 
 
 class TailcutTrainer(GlooTrainer):
-    """The same with tailcut attached."""
+    """The same classifier with tailcut attached."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

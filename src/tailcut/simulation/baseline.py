@@ -1,6 +1,6 @@
 """AllReduce as others do it, in the same simulated network: a ring or a tree over a reliable transport.
 
-The model is native/sim/{collective,transport,baseline}.hpp; what was chosen there is in docs/simulation.md.
+The model is in native/sim/{collective,transport,baseline}.hpp. docs/simulation.md says what it assumes.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from tailcut.simulation.scenario import Freeze
 
 ALGORITHMS = {"ring": _native.Algorithm.RING, "tree": _native.Algorithm.TREE}
 TCP_HEADER_BYTES = 32
-"""With timestamps, as Linux sends it."""
+"""The TCP header with timestamps, as Linux sends it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline(SimulatedNetwork):
-    """One algorithm, its program and its network. Deterministic, as a Scenario is."""
+    """One algorithm, its program and its network. Equal values give equal results, as with a Scenario."""
 
     algorithm: str
     ranks: int
     bucket_bytes: int
     ops: int = 1
     compute_s: Sequence[Sequence[float]] = ()
-    """[op][rank]: from finishing the op before to entering."""
+    """[op][rank]: how long a rank computes after the previous op before it enters this one."""
     freezes: Sequence[Freeze] = ()
-    """Processes that stand still; their kernels go on. For ever: the host is gone."""
+    """Processes that stand still while their kernels go on. Without an end, the whole host is gone."""
     segment_bytes: int = 1448
-    """Payload of a packet: MTU less 52 bytes of IP and TCP."""
+    """The payload of a packet: the MTU less 52 bytes of IP and TCP headers."""
     part_bytes: int = 256 << 10
-    """Buckets and shards travel in parts of this size, each as soon as it is there."""
+    """Buckets and shards travel in parts of this size, each as soon as it is complete."""
     receive_buffer_bytes: int = 6 << 20
-    """Of every connection: the most that Linux tunes it to by itself. Larger: more in flight far away."""
+    """The receive buffer of every connection. Linux tunes it up to 6 MiB. More helps on long paths."""
     least_rto_s: float = 0.2
-    """Linux. Lower: faster recovery where even the probe of a tail is lost."""
+    """The shortest retransmission timeout, as in Linux. Less recovers faster if a tail probe is lost, too."""
     give_up_s: float = 60.0
-    """Without an op that ends anywhere: the group waits for a rank that is gone."""
+    """The simulation ends if no op has ended for this long: the group waits for a rank that is gone."""
 
     def __post_init__(self) -> None:
         self.check_network()
@@ -58,6 +58,7 @@ class Baseline(SimulatedNetwork):
 def simulate_baseline(
     baseline: Baseline, progress: Callable[[int], None] | None = None
 ) -> _native.BaselineResult:
+    """Run it. ``progress`` is told now and then how many ops have ended, over all ranks."""
     spec = _native.BaselineSpec()
     baseline.fill(spec)
     spec.ranks = baseline.ranks

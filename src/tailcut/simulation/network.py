@@ -1,6 +1,6 @@
-"""A simulated network as values: one switch, its ports, their trouble. Frozen and checked once.
+"""A simulated network as values: one switch, its ports, and what goes wrong there. Frozen and checked once.
 
-What becomes of packets in it is native/sim/network.hpp. Knows nothing of what runs on the hosts.
+native/sim/network.hpp decides what happens to packets. Knows nothing of what runs on the hosts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tailcut.errors import ConfigError
 
 @dataclass(frozen=True)
 class Partition:
-    """The ranks of ``side`` and all the others do not reach each other."""
+    """The ranks of ``side`` and all other ranks do not reach each other."""
 
     from_s: float
     until_s: float
@@ -23,79 +23,79 @@ class Partition:
 
 @dataclass(frozen=True)
 class RateChange:
-    """From ``at_s`` on a host's links have so many times their nominal rate: 0.2 is five times slower."""
+    """From ``at_s`` on, a host's links have their nominal rate times a factor: 0.2 is five times slower."""
 
     at_s: float
     host: int | None
-    """None: every host."""
+    """The host; None means every host."""
     uplink_factor: float = 1.0
     downlink_factor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bursts:
-    """Other people's traffic into every port, at times that only the seed and the port decide."""
+    """Traffic of others into every port. Its times depend on the seed and the port only."""
 
     volume_bytes: int
     gap_min_s: float
-    """Between bursts to a port."""
+    """The shortest gap between two bursts to a port."""
     gap_mean_s: float
-    """Exponential, on top of ``gap_min_s``."""
+    """The mean of an exponential time that is added to ``gap_min_s``."""
     bytes_per_s: float = 0.0
-    """At which a burst reaches the port; 0: all of it at once, as from many hosts."""
+    """The rate at which a burst reaches the port; with 0 all of it comes at once, as from many hosts."""
     packet_bytes: int = 1500
 
 
 @dataclass(frozen=True, kw_only=True)
 class BurstyLoss:
-    """Gilbert-Elliott: a port is in a good or a bad state and may change with every packet."""
+    """The Gilbert-Elliott model: a port is in a good or a bad state, and may change it at every packet."""
 
     enter: float
-    """Probability of good to bad."""
+    """The probability of a change from good to bad."""
     leave: float
-    """Probability of bad to good."""
+    """The probability of a change from bad to good."""
     loss: float = 1.0
-    """Of the packets in the bad state."""
+    """The probability of loss in the bad state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wan:
-    """Two sites: ranks from ``second_site`` on are behind a link of their own, both ways."""
+    """Two sites with one link between them. Ranks from ``second_site`` on are in the second one."""
 
     second_site: int
     bytes_per_s: float
     delay_s: float
-    """One way, on top of the network's."""
+    """The delay in one direction, which is added to that of the network."""
     loss: float = 0.0
     queue_bytes: int = 0
-    """0 is unlimited."""
+    """What the link holds; 0 is unlimited."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedNetwork:
-    """Times in seconds, probabilities per packet."""
+    """One switch with a port for every host. Times are in seconds, probabilities are per packet."""
 
     seed: int = 0
-    """Where everything random derives from."""
+    """Everything random derives from it."""
     loss: float = 0.0
     bursty_loss: BurstyLoss | None = None
     duplicate: float = 0.0
     corrupt: float = 0.0
     trim: float = 0.0
     trim_to_bytes: int = 0
-    """What is left of a trimmed packet, header included; 0: any number of bytes."""
+    """How many bytes are left of a trimmed packet, with its header; 0 leaves any number."""
     trim_above_bytes: int = 0
-    """Backlog of a port from which on it trims all that it may; 0: never for that reason."""
+    """A port with a longer backlog trims every packet that it may; 0 never does."""
     delay_s: float = 10e-6
     jitter_s: float = 0.0
     bytes_per_s: float = 0.0
-    """Of every link; 0 is unlimited."""
+    """The rate of every link; 0 is unlimited."""
     uplink_bytes_per_s: float | None = None
-    """From hosts to the switch, if it is another."""
+    """The rate from hosts to the switch, if it differs."""
     queue_bytes: int = 0
-    """Of every switch port; 0 is unlimited."""
+    """What every port of the switch holds; 0 is unlimited."""
     frame_bytes: int = 0
-    """What the layers below add to a packet on links and in queues; 42 are Ethernet, IPv4 and UDP."""
+    """What lower layers add to a packet on links and in queues. Ethernet, IPv4 and UDP add 42 bytes."""
     partitions: Sequence[Partition] = ()
     rate_changes: Sequence[RateChange] = ()
     bursts: Bursts | None = None
@@ -115,7 +115,7 @@ class SimulatedNetwork:
             raise ConfigError("bursts need a gap_min_s above 0, or there is no end of them")
 
     def fill(self, spec: _native.NetworkSpec) -> None:
-        """Tell the native network."""
+        """Copy the values into those of the native network."""
         for name in (
             *("seed", "loss", "duplicate", "corrupt", "trim", "trim_above_bytes"),
             *("bytes_per_s", "queue_bytes", "frame_bytes"),

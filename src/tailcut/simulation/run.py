@@ -1,4 +1,4 @@
-"""The real protocol core in virtual time: a scenario in, results and reports out. Same seed, same bits."""
+"""Runs the real protocol core in virtual time: a scenario gives results and reports, always the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tailcut.simulation.scenario import Array, Scenario
 
 
 class Policy(Protocol):
-    """What decides for one rank: asked at each entry, told of each report."""
+    """Decides for one rank. It is asked at each entry and told of each report."""
 
     def terms(self, length: int) -> _native.Terms: ...
 
@@ -29,13 +29,15 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Simulation:
+    """What a simulated run gave."""
+
     scenario: Scenario
     inputs: list[list[Array]]
-    """[op][rank]"""
+    """[op][rank]: the buckets before the op."""
     results: list[list[Array]]
-    """[op][rank]; as it was where the rank did not take part"""
+    """[op][rank]: the buckets after the op. A rank that did not take part has its bucket as it was."""
     outcomes: list[list[Report | TailcutError]]
-    """[rank], in the order of ending"""
+    """[rank]: its reports and errors, in the order in which its ops ended."""
     ended_s: float
     native: _native.SimResult
 
@@ -48,7 +50,7 @@ def simulate(
     inputs: list[list[Array]] | None = None,
     policies: Sequence[Policy] | None = None,
 ) -> Simulation:
-    """Run the scenario. ``inputs[op][rank]`` replaces the seeded buckets, ``policies[rank]`` what decides."""
+    """Run it. ``inputs[op][rank]`` replace the seeded buckets, ``policies[rank]`` decide for a rank."""
     if inputs is None and scenario.elided:
         inputs = elided_buckets(scenario)
     if inputs is None:
@@ -63,7 +65,7 @@ def simulate(
 
 
 def elided_buckets(scenario: Scenario) -> list[list[Array]]:
-    """Of the right lengths, all in the same place: nobody looks at them."""
+    """Buckets of the right lengths that share one piece of memory, because nobody looks at their values."""
     longest = max([scenario.length, *scenario.lengths.values()])
     zeros = np.zeros(longest, np.float32)
     return [

@@ -1,4 +1,4 @@
-"""The description of a simulated group and its program. Its network is network.py, what runs it run.py."""
+"""The description of a simulated group and its program. network.py describes its network, run.py runs it."""
 
 from __future__ import annotations
 
@@ -28,57 +28,59 @@ class Freeze:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario(SimulatedNetwork):
-    """A group, its program and its network. Times in seconds, probabilities per packet."""
+    """A group, its program and its network. Times are in seconds, probabilities are per packet."""
 
     ranks: int
     rows: int = 1
-    """Of a grid; 1: a flat group."""
+    """The number of rows of a grid; 1 is a flat group."""
     length: int = 1024
-    """Coordinates of every bucket."""
+    """The number of coordinates of every bucket."""
     ops: int = 1
     deadline_s: float = 0.1
     depth: int = 1
-    """Ops a rank keeps in flight."""
+    """The number of ops that a rank keeps in flight."""
     compute_s: Sequence[Sequence[float]] = ()
-    """[op][rank]: from entering the op before, and finishing the one ``depth`` before, to entering."""
+    """[op][rank]: how long a rank computes before it enters an op. It begins to compute when it has entered
+    the previous op and the one ``depth`` before has ended."""
     lengths: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """(op, rank) -> a length other than ``length``."""
+    """Lengths other than ``length``, by op and rank."""
     ops_by_rank: Mapping[int, int] = field(default_factory=dict)
-    """Ranks that do fewer ops and then say goodbye."""
+    """The number of ops of ranks that do fewer than ``ops`` and then say goodbye."""
     resync_before: Mapping[int, int] = field(default_factory=dict)
-    """Rank -> the op before which it declares its state copied."""
+    """By rank: the op before which it declares that its state was copied."""
     first_seq: int = 0
 
     freezes: Sequence[Freeze] = ()
     injections: Sequence[tuple[float, int, bytes]] = ()
-    """(time, destination, datagram) that no rank has sent."""
+    """Datagrams that no rank has sent, each with its time and destination."""
 
     window_ops: int = 64
     pool_bytes: int = 16 << 20
     socket_buffer_bytes: int = 1 << 20
     packet_bytes: int = 1280
-    """Largest payload."""
+    """The largest payload of a packet."""
     codec: str = "raw"
     planes: int = 16
-    """0, with ``steering``: from the budget, as in a Group."""
+    """Bits of a coordinate. With ``steering``, 0 chooses them from the budget, as a Group does."""
     budget: float = 0.05
     resend: bool = True
     """Lost packets are sent again while their stage is open."""
     paced: bool = False
     """Senders find and keep the rate of each path."""
     multicast: bool = False
-    """Every rank hears every other's multicast, but for the ``deaf`` ones."""
+    """Whether ranks multicast. All hear it except the ``deaf`` ones."""
     deaf: Sequence[int] = ()
     planes_by_rank: Mapping[int, int] = field(default_factory=dict)
-    """Ranks that send with other planes than ``planes``."""
+    """The planes of ranks that send other than ``planes``."""
     trim_bytes: int = 0
-    """As in ``Config``."""
+    """The same as in ``Config``."""
     steering: bool = False
-    """Every rank adapts its bounds as a Group does; without, they are fixed shares of ``deadline_s``."""
+    """Whether ranks adapt their bounds as a Group does, or have fixed shares of ``deadline_s``."""
     elided: bool = False
-    """No values: fates and times only, for more ranks and ops than there is memory for. Results are zeros."""
+    """Whether to leave out the values and compute fates and times only. That allows more ranks and ops than
+    memory could hold. Results are zeros."""
     record: bool = False
-    """Keep every packet's fate and every granule's arrival."""
+    """Whether to keep the fate of every packet and the arrival of every granule."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= 4096:
@@ -104,7 +106,7 @@ class Scenario(SimulatedNetwork):
         return self.lengths.get((op, rank), self.length)
 
     def bucket(self, op: int, rank: int) -> Array:
-        """What the rank contributes: a function of the seed."""
+        """What the rank contributes to the op. It depends on the seed."""
         return np.random.default_rng((self.seed, op, rank)).standard_normal(
             self.length_of(op, rank), np.float32
         )

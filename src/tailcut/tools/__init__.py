@@ -1,1 +1,1 @@
-"""What is run from a command line. Above the library: nothing in it imports a tool."""
+"""What is run from a command line. The tools use the library, and nothing in the library imports them."""

@@ -1,4 +1,4 @@
-"""Local worker processes that never outlive their parent: started, heard and killed together.
+"""Local worker processes that never outlive their parent. They are started, heard and killed together.
 
 Knows nothing of what the workers do.
 """
@@ -21,24 +21,24 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Send = Callable[[object], None]
 Target = Callable[..., None]
-"""Called in the worker as ``target(rank, send, *arguments)``; must be importable."""
+"""A worker calls it as ``target(rank, send, *arguments)``. It must be importable."""
 
 
 @dataclass(frozen=True)
 class _Failure:
     text: str
     expected: bool
-    """A TailcutError: its text says enough. Anything else comes with its traceback."""
+    """Whether it was a TailcutError, whose text says enough. Any other error is shown with its traceback."""
 
 
 class Workers:
-    """``count`` processes of one target. A context manager: leaving it kills what still runs."""
+    """``count`` processes of one target. A context manager: leaving it kills those that still run."""
 
     def __init__(self, count: int, target: Target, arguments: tuple[Any, ...]) -> None:
         context = multiprocessing.get_context("spawn")
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._connections: list[Connection] = []
-        # The workers inherit the blocked Ctrl-C: it is the parent that answers it.
+        # The workers inherit the blocked Ctrl-C, because the parent answers it.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             for rank in range(count):
@@ -59,14 +59,14 @@ class Workers:
         return [process.pid for process in self._processes if process.pid is not None]
 
     def messages(self, pause_s: float | None = None) -> Iterator[tuple[int, object] | None]:
-        """What the workers send, as ``(rank, message)``, until all have ended; raises when one fails.
+        """What the workers send, as ``(rank, message)``, until all have ended. Raises when one fails.
 
-        With ``pause_s``, yields None when nothing has come for so long.
+        If ``pause_s`` is given, it yields None whenever nothing has come for that long.
         """
         open_ranks = {connection: rank for rank, connection in enumerate(self._connections)}
         while open_ranks:
             ready = [open_ranks[c] for c in wait(list(open_ranks), pause_s) if isinstance(c, Connection)]
-            # When one rank dies the others complain about it: look for the dead before listening.
+            # When one rank dies the others complain about it, so look for dead ones before listening.
             self._raise_if_killed()
             if not ready:
                 yield None
@@ -83,7 +83,7 @@ class Workers:
                 yield rank, message
 
     def kill(self) -> None:
-        """End all workers now, stopped ones too, and wait for their ends."""
+        """End all workers now, also those that are stopped, and wait until they have ended."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -121,7 +121,7 @@ def _as_error(rank: int, failure: _Failure) -> TailcutError:
 
 
 def _enter(target: Target, rank: int, connection: Connection, arguments: tuple[Any, ...]) -> None:
-    # The kernel's promise, so that it also holds when the parent is killed or this worker is stopped.
+    # The kernel does it, so it also works when the parent is killed or this worker is stopped.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():

@@ -1,1 +1,1 @@
-"""Benchmarks that check their results. Uses only tailcut's public names."""
+"""Benchmarks that check their results. They use only the public names of tailcut."""

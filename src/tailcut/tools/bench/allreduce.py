@@ -1,8 +1,6 @@
-"""``tailcut bench allreduce``: time per op over bucket sizes, alone or against Gloo and torch's hooks.
+"""``tailcut bench allreduce``: the time of an op by bucket size, alone or against Gloo and torch's hooks.
 
-On local workers, or on the hosts of a testbed.
-
-Owns one run: its options, its workers and its result. Printing is in table.py.
+It runs on local workers or on the hosts of a testbed. Owns the options, the workers and the result of a run.
 """
 
 from __future__ import annotations
@@ -24,20 +22,20 @@ from tailcut.tools.bench.worker import WARMUP, Plan, Samples, measure
 from tailcut.tools.workers import Workers
 
 DEFAULT_SIZES = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 25 << 20, 100 << 20)
-"""1 KB to 100 MB in steps of about 4; 25 MB is the size of DDP's buckets."""
+"""From 1 KB to 100 MB, each about 4 times the one before. 25 MB is the size of DDP's buckets."""
 
 ROUND_BYTES = 256 << 20
-"""What one side moves in a round when the number of ops is left to us: 5 ops of 100 MB, 100 of up to 2 MB."""
+"""What one side moves in a round if ``iters`` is not given: 5 ops of 100 MB, or 100 ops of up to 2 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One run. Validated here, so that a mistake costs no workers."""
+    """One run. It is checked here, so that a mistake costs no workers."""
 
     ranks: tuple[int, ...] = (4,)
     sizes_bytes: tuple[int, ...] = DEFAULT_SIZES
     iters: int | None = None
-    """Timed ops per round and side; None: fewer for larger buckets."""
+    """How many ops of a round and side are timed. None takes fewer for larger buckets."""
     warmup: int = 3
     rounds: int = 7
     sides: tuple[str, ...] = ("tailcut",)
@@ -63,7 +61,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Row:
-    """One bucket size at one number of ranks."""
+    """The result for one bucket size and one number of ranks."""
 
     ranks: int
     size_bytes: int
@@ -71,7 +69,7 @@ class Row:
 
 
 class Progress(Protocol):
-    """Told after every step how far the run is."""
+    """It is told after every step how far the run is."""
 
     def step(self, text: str, done: int, total: int) -> None: ...
 
@@ -87,7 +85,7 @@ _LOOPBACK = OnLoopback()
 def run(
     options: Options, progress: Progress | None = None, placement: Placement = _LOOPBACK
 ) -> Generator[Row]:
-    """Measure; yields each row when it is complete. Raises WrongResultError, or PeerError for a worker."""
+    """Measure, and yield each row when it is complete. Raises WrongResultError, or PeerError for a worker."""
     for ranks in options.ranks:
         with tempfile.TemporaryDirectory(prefix="tailcut-bench-") as directory:
             plan = Plan(
@@ -105,7 +103,7 @@ def run(
 
 
 def run_plan(plan: Plan, progress: Progress, placement: Placement = _LOOPBACK) -> Iterator[Row]:
-    """One number of ranks. Its workers live as long as this iterator."""
+    """Measure one number of ranks. The workers live as long as this iterator."""
     Barrier.create(plan.directory / "barrier", plan.ranks)
     Barrier.create(plan.directory / "gate", plan.ranks + 1)
     gate = Barrier(plan.directory / "gate", plan.ranks, plan.ranks + 1)
@@ -130,7 +128,7 @@ def run_plan(plan: Plan, progress: Progress, placement: Placement = _LOOPBACK) -
 
 
 def _in_step(workers: Workers, ranks: int) -> Iterator[list[Samples]]:
-    """Every rank sends in the order of the plan: one message of each is one step."""
+    """Every rank sends in the order of the plan, so one message from each makes one step."""
     heard: list[deque[Samples]] = [deque() for _ in range(ranks)]
     for heard_of in workers.messages():
         assert heard_of is not None

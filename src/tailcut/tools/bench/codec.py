@@ -1,7 +1,7 @@
-"""``tailcut bench codec``: what rotating, coding and decoding a coordinate costs, as multiples of memcpy.
+"""``tailcut bench codec``: what it costs to rotate, encode and decode a coordinate, in multiples of memcpy.
 
-Owns one run: its options and its result. Printing is in codec_table.py. The kernels have no public names, so
-this one benchmark uses the native module.
+Owns one run: its options and its result. codec_table.py prints it. The kernels have no public names, so this
+benchmark uses the native module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tailcut.codec import trimmed_payload_bytes
 from tailcut.errors import ConfigError
 
 DEFAULT_SIZE_BYTES = 105 << 20
-"""Well beyond the caches."""
+"""More than the caches hold."""
 
 PLANES = (16, 8, 4, 1)
 
@@ -31,7 +31,7 @@ class CodecOptions:
 
     size_bytes: int = DEFAULT_SIZE_BYTES
     rounds: int = 9
-    """Times that everything is measured; the best counts."""
+    """How often everything is measured. The best time counts."""
     packet_bytes: int = 1472
     trim_bytes: int = 256
 
@@ -45,25 +45,25 @@ class CodecOptions:
 
     @property
     def count(self) -> int:
-        """Coordinates, in whole blocks."""
+        """The number of coordinates, in whole blocks."""
         return self.size_bytes // 4 // _native.CODEC_BLOCK * _native.CODEC_BLOCK
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the codec on all coordinates, the best of all rounds."""
+    """One step of the codec on all coordinates. Its time is the best of all rounds."""
 
     name: str
     planes: int | None
     ns: float
-    """A coordinate."""
+    """The time for one coordinate."""
     memcpy_multiple: float
     nmse: float | None = None
     bytes_per_coordinate: float | None = None
 
 
 def run_codec(options: CodecOptions) -> Iterator[Step]:
-    """Measure; yields memcpy, the rotation, then encode and decode at each number of planes."""
+    """Measure, and yield memcpy, the rotation, then encode and decode for each number of planes."""
     count = options.count
     x = np.random.default_rng(SEED).standard_normal(count, dtype=np.float32)
     out = np.zeros_like(x)
@@ -71,7 +71,7 @@ def run_codec(options: CodecOptions) -> Iterator[Step]:
     yield Step("memcpy", None, 1e9 * copy_s / count, 1.0)
 
     def step(name: str, planes: int | None, work: Callable[[], object], **figures: float) -> Step:
-        """Next to a memcpy of its own: a noisy machine is slow at both."""
+        """Measure a step next to a memcpy of its own, because a noisy machine is slow at both."""
         own_copy_s, work_s = float("inf"), float("inf")
         for _ in range(options.rounds):
             own_copy_s = min(own_copy_s, _elapsed_s(lambda: np.copyto(out, x)))

@@ -1,4 +1,4 @@
-"""How a run of the codec's benchmark looks: a table for a person, everything as JSON for a program."""
+"""Shows a run of the codec's benchmark: as a table for a person, or as JSON for a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From samples to figures: pure functions and frozen values, no processes and no printing."""
+"""Makes figures from samples: pure functions and frozen values, no processes and no printing."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from tailcut.tools.bench.worker import Samples
 
 
 class WrongResultError(TailcutError):
-    """A benchmark's op returned a wrong result although it says that everything was delivered."""
+    """An op of a benchmark gave a wrong result although its report says that everything was delivered."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One side, one bucket, one round: an entry for each op, taken over all ranks."""
+    """One round of one side with one bucket. Each tuple has an entry for each op, over all ranks."""
 
     slowest_s: tuple[float, ...]
     delivered: tuple[float, ...]
-    """The mean over ranks."""
+    """The share that was delivered: the mean over ranks."""
     nmse: tuple[float, ...]
-    """The worst rank's."""
+    """The NMSE of the worst rank."""
     trimmed: tuple[int, ...] = ()
-    """Packets, over all ranks."""
+    """The number of trimmed packets, over all ranks."""
     wire_bytes: float | None = None
-    """Per op, of frames that left the switch, on a testbed."""
+    """On a testbed: the bytes of all frames that left the switch, per op."""
 
     @property
     def p50_s(self) -> float:
@@ -40,7 +40,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Figures:
-    """One side, one bucket: all rounds."""
+    """All rounds of one side with one bucket."""
 
     ranks: int
     count: int
@@ -69,17 +69,17 @@ class Figures:
 
     @property
     def trimmed(self) -> float:
-        """Packets per op, over all ranks."""
+        """The number of trimmed packets per op, over all ranks."""
         return float(np.mean([n for r in self.rounds for n in r.trimmed]))
 
     @property
     def algbw(self) -> float:
-        """Bytes per second at the median, as nccl-tests has it: bucket size over time."""
+        """The bucket size over the median time, in bytes per second, as nccl-tests defines it."""
         return self.size_bytes / self.p50_s
 
     @property
     def busbw(self) -> float:
-        """algbw times 2(n-1)/n: what each rank has to send and receive, so that it compares across n."""
+        """algbw times 2(n-1)/n, which each rank sends and receives. It compares across numbers of ranks."""
         return self.algbw * 2 * (self.ranks - 1) / self.ranks
 
     @property
@@ -93,7 +93,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Ratio:
-    """The other side's time over tailcut's, round by round: above 1, tailcut is faster."""
+    """The time of the other side over that of tailcut, for each round. Above 1, tailcut is faster."""
 
     by_round: tuple[float, ...]
 
@@ -107,14 +107,14 @@ class Ratio:
 
 
 def percentile(values: list[float] | tuple[float, ...], q: float) -> float:
-    """The smallest value that at least q % of the values do not exceed: a time that was measured."""
+    """The smallest value that at least q % of the values do not exceed. It is one of the values."""
     return float(np.percentile(values, q, method="inverted_cdf"))
 
 
 def judge(by_rank: list[Samples], count: int, wire_bytes: int | None = None) -> Round:
-    """Put the ranks' samples together, with what the step sent.
+    """One round from the samples of all ranks and the bytes that the step sent.
 
-    Raises WrongResultError when a delivered op is wrong on any rank.
+    Raises WrongResultError if an op that was delivered is wrong on any rank.
     """
     side = by_rank[0].side
     ops = list(zip(*(samples.ops for samples in by_rank), strict=True))

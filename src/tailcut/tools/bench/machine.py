@@ -17,12 +17,12 @@ _COPY_ROUNDS = 5
 
 
 def cores() -> int:
-    """Processors this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def describe() -> dict[str, str | int]:
-    """Facts to store with figures."""
+    """The facts that are stored with figures."""
     facts: dict[str, str | int] = {
         "cpu": _cpu_model(),
         "cores": cores(),
@@ -38,7 +38,7 @@ def describe() -> dict[str, str | int]:
 
 
 def memcpy_bytes_per_s(threads: int) -> float:
-    """Bytes copied per second by ``threads`` threads at once, from and to memory; the best of a few."""
+    """How many bytes ``threads`` threads together copy per second, from and to memory. The best of a few."""
     pairs = [
         (np.ones(_COPY_BYTES // 4, np.float32), np.ones(_COPY_BYTES // 4, np.float32)) for _ in range(threads)
     ]
@@ -54,8 +54,8 @@ def memcpy_bytes_per_s(threads: int) -> float:
 def busbw_ceiling(ranks: int, copied_bytes_per_s: float) -> float:
     """The busbw at which local ranks would do nothing but copy.
 
-    Each rank sends 2(n-1)/n of the bucket, and every byte sent is copied into the kernel and out of it:
-    4(n-1) buckets copied for n ranks together.
+    Each rank sends 2(n-1)/n of the bucket. Every byte is copied into the kernel and out of it. So n ranks
+    together copy 4(n-1) buckets.
     """
     return copied_bytes_per_s / (2 * ranks)
 

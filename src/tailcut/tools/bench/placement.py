@@ -9,16 +9,18 @@ from tailcut.tools.testbed import Testbed
 
 
 class Placement(Protocol):
+    """Where workers run, and what counts their frames."""
+
     @property
     def namespaces(self) -> tuple[Path, ...]:
-        """Each rank's network namespace; none: this process's."""
+        """The network namespace of each rank. If it is empty, all are in that of this process."""
 
     def wire_bytes(self) -> int | None:
-        """Of all frames that left the switch so far; None if nobody counts."""
+        """The bytes of all frames that have left the switch so far; None if nobody counts them."""
 
 
 class OnLoopback:
-    """Loopback."""
+    """The workers are beside each other and use loopback."""
 
     namespaces: tuple[Path, ...] = ()
 
@@ -27,7 +29,7 @@ class OnLoopback:
 
 
 class OnTestbed:
-    """A testbed that is up. Its background traffic is counted too."""
+    """Each worker is on a host of a testbed that is up. Background traffic is counted too."""
 
     def __init__(self, testbed: Testbed) -> None:
         self._testbed = testbed

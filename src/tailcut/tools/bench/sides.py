@@ -1,4 +1,4 @@
-"""The things that are compared, behind one interface: average this array, say what of it arrived."""
+"""What is compared, behind one interface: a side averages an array and says what of it arrived."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tailcut.store import FileStore
 
 
 class Side(Protocol):
-    """One rank's end of an allreduce."""
+    """The end of one rank in an allreduce."""
 
     def allreduce(self, array: npt.NDArray[np.float32]) -> Report | None:
-        """Average over the ranks, in place. This call is what is timed. None: everything arrived."""
+        """Average over the ranks, in place. This call is timed. None says that everything arrived."""
 
     def nmse_tolerance(self) -> float:
         """How far a correct result may be from the rank-order mean of independent uniform vectors."""
@@ -30,7 +30,7 @@ class Side(Protocol):
 
 
 OpenSide = Callable[[int, int, Path, Config], Side]
-"""``open(rank, ranks, directory, config)``; must be importable, as it is called in the workers."""
+"""Workers call it as ``open(rank, ranks, directory, config)``. It must be importable."""
 
 
 class TailcutSide:
@@ -47,8 +47,8 @@ class TailcutSide:
     def nmse_tolerance(self) -> float:
         if self._group.codec == "raw":
             return 0.0
-        # One quantization on the way to the owner and one on the way back; half as much again for short
-        # buckets, and 1e-7 for a coordinate far out, where cells are wide: one in millions.
+        # There is one quantization on the way to the owner and one on the way back. Short buckets may err by
+        # half as much more. 1e-7 is for coordinates far out, where cells are wide: one in millions.
         once = unbiased_nmse(self._fewest_planes)
         return 1.5 * (2 * once + once**2) + 1e-7
 
@@ -58,7 +58,7 @@ class TailcutSide:
 
 class GlooSide:
     def __init__(self, rank: int, ranks: int, directory: Path, config: Config) -> None:
-        from tailcut.pytorch.gloo import GlooGroup  # torch is optional, and slow to import
+        from tailcut.pytorch.gloo import GlooGroup  # torch is optional, and its import takes long
 
         self._group = GlooGroup(rank, ranks, directory / "gloo")
         self._ranks = ranks
@@ -67,8 +67,8 @@ class GlooSide:
         self._group.allreduce(array)
 
     def nmse_tolerance(self) -> float:
-        # It adds in another order: each sum rounds by at most half a unit in its last place, of at most 0.5 a
-        # rank, while a mean coordinate's variance is 1/12 by the number of ranks.
+        # Gloo adds in another order. Each sum is at most 0.5 a rank, and rounds by half a unit in its last
+        # place. The variance of a coordinate of the mean is 1/12 over the number of ranks.
         return 3 * self._ranks**3 * 2.0**-46
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class GlooSide:
 
 
 class CompressedSide:
-    """Gloo under one of torch's hooks that compress."""
+    """Gloo with one of torch's hooks that compress."""
 
     def __init__(self, hook: str, nmse: float, rank: int, ranks: int, directory: Path) -> None:
         from tailcut.pytorch.gloo import CompressedGlooGroup
@@ -94,8 +94,8 @@ class CompressedSide:
         self._group.close()
 
 
-# The arrays' values are uniform: rounding errs by at most half a unit in the last place, once on the way in
-# and at every addition.
+# The values of the arrays are uniform. Rounding errs by at most half a unit in the last place, once when a
+# value is converted and once at every addition.
 def fp16_side(rank: int, ranks: int, directory: Path, config: Config) -> Side:
     return CompressedSide("fp16", ranks**3 * 2.0**-22, rank, ranks, directory)
 
@@ -105,7 +105,7 @@ def bf16_side(rank: int, ranks: int, directory: Path, config: Config) -> Side:
 
 
 def powersgd_side(rank: int, ranks: int, directory: Path, config: Config) -> Side:
-    # It promises nothing of one step: what it leaves out comes in later ones.
+    # It promises nothing for one step: what it leaves out comes in later ones.
     return CompressedSide("powersgd", math.inf, rank, ranks, directory)
 
 
@@ -119,7 +119,7 @@ SIDES: dict[str, OpenSide] = {
 
 
 def delivered_frac(report: Report | None, rank: int) -> float:
-    """The share of what the peers owed this rank, contributions to its shard and means, that arrived."""
+    """The share that arrived of what peers owed this rank: contributions to its shard, and means."""
     if report is None:
         return 1.0
     if report.status == "behind":

@@ -1,4 +1,4 @@
-"""How a run looks: nccl-tests' columns for a person, everything as JSON for a program."""
+"""Shows a run: with the columns of nccl-tests for a person, or as JSON for a program."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def line(row: Row) -> str:
 
 
 def details(row: Row) -> list[str]:
-    """On a testbed, below a row: what the network carried, and how long the longest op was."""
+    """The lines below a row on a testbed: what the network carried, and how long the longest op took."""
     own, *others = row.sides.values()
     if own.wire_bytes is None:
         return []
@@ -65,7 +65,7 @@ def details(row: Row) -> list[str]:
 def as_json(
     options: Options, machine: dict[str, Any], memcpy_bytes_per_s: float, rows: list[Row]
 ) -> dict[str, Any]:
-    """A whole run, down to the slowest rank's time of every op."""
+    """A whole run, with the time of the slowest rank in every op."""
     iters = [options.iters_for(size_bytes) for size_bytes in options.sizes_bytes]
     return {
         "benchmark": "allreduce",
@@ -148,7 +148,7 @@ class TerminalProgress:
 
 
 class PlainProgress:
-    """A line for a log, at the start of each number of ranks only: the rows themselves show the rest."""
+    """One line for a log when a number of ranks begins. The rows show the rest."""
 
     def __init__(self, stream: TextIO = sys.stderr) -> None:
         self._stream = stream

@@ -1,6 +1,6 @@
-"""One rank of the benchmark: fill, meet the others, time one op, check it, and again.
+"""One rank of the benchmark. It fills its bucket, waits for the others, times one op, checks it, and repeats.
 
-Owns the order of things in a worker; judges nothing.
+Owns the order of steps in a worker. Judges nothing.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from tailcut.tools.bench.sides import OpenSide, Side, delivered_frac
 from tailcut.tools.workers import Send
 
 WARMUP = -1
-"""The round before the first: checked like the others, but not counted."""
+"""The round before the first. It is checked like the others and not counted."""
 
 _PLACES = 1024
-"""Different inputs before they repeat."""
+"""How many different inputs there are before they repeat."""
 
 Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What every worker does: the same on all ranks."""
+    """What every worker does. It is the same on all ranks."""
 
     ranks: int
     counts: tuple[int, ...]
-    """Coordinates of each bucket."""
+    """The number of coordinates of each bucket."""
     iters: tuple[int, ...]
-    """Timed ops of each bucket, per round and side."""
+    """How many ops of each bucket are timed, per round and side."""
     warmup: int
     rounds: int
     sides: dict[str, OpenSide]
     config: Config
     directory: Path
     namespaces: tuple[Path, ...] = ()
-    """On a testbed: each rank's network namespace."""
+    """On a testbed: the network namespace of each rank."""
 
     def schedule(self) -> Iterator[tuple[int, int, str]]:
-        """``(count_index, round, side)`` in order; every second round the sides change places."""
+        """The steps in order, as ``(count_index, round, side)``. The sides take turns in going first."""
         names = list(self.sides)
         for index in range(len(self.counts)):
             for round_index in (WARMUP, *range(self.rounds)):
@@ -67,14 +67,15 @@ class Sample:
     delivered: float
     nmse: float
     correct: bool
-    """Within the side's tolerance of the rank-order mean. False is an error if everything came, and whole."""
+    """Whether the result is within the side's tolerance of the rank-order mean. If it is not, that is an
+    error only if every packet came whole."""
     trimmed: int = 0
-    """Packets that came shorter than they were sent."""
+    """The number of packets that came shorter than they were sent."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """One side's ops in one round, on one rank."""
+    """The ops of one side in one round, on one rank."""
 
     count_index: int
     round_index: int
@@ -83,10 +84,10 @@ class Samples:
 
 
 class Source:
-    """A rank's input and the right answer, for op after op.
+    """The input of a rank for each op, and the right answer.
 
-    Op k reads its bucket from one longer random vector, from coordinate k on; the mean is taken coordinate by
-    coordinate, so its answer is in the longer mean at the same place. The last op's result is no answer.
+    Op k takes its bucket from one longer random vector, from coordinate k on. A mean is taken coordinate by
+    coordinate, so the answer is at the same place of the longer mean. The result of the last op is no answer.
     """
 
     def __init__(self, rank: int, ranks: int, count: int) -> None:
@@ -103,7 +104,7 @@ class Source:
         self._count = count
 
     def fill(self, bucket: Vector) -> Vector:
-        """Write the next op's input; return its answer."""
+        """Write the input of the next op into the bucket and return its answer."""
         first = self._op % _PLACES
         here = slice(first, first + self._count)
         self._op += 1
@@ -112,7 +113,7 @@ class Source:
 
 
 def measure(rank: int, send: Send, plan: Plan) -> None:
-    """The worker's entry: sends one Samples for each step of the plan's schedule."""
+    """What a worker runs. It sends one Samples for each step of the plan's schedule."""
     if plan.namespaces:
         _enter_network(plan.namespaces[rank])
     gate = Barrier(plan.directory / "gate", rank, plan.ranks + 1)
@@ -130,13 +131,13 @@ def measure(rank: int, send: Send, plan: Plan) -> None:
         ops = plan.warmup if round_index == WARMUP else plan.iters[index]
         samples = [_one_op(sides[name], rank, bucket, source, barrier) for _ in range(ops)]
         send(Samples(index, round_index, name, tuple(samples)))
-        gate.wait()  # for the parent, who may read counters between the steps
+        gate.wait()  # the parent may read counters between the steps
     for side in sides.values():
         side.close()
 
 
 def _enter_network(namespace: Path) -> None:
-    """Of this thread and those that it will start."""
+    """Move this thread, and those that it will start, into the namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -154,11 +155,11 @@ def _one_op(side: Side, rank: int, bucket: Vector, source: Source, barrier: Barr
     start = time.perf_counter()
     report = side.allreduce(bucket)
     elapsed_s = time.perf_counter() - start
-    barrier.wait()  # so that checking takes no processor from a rank whose op is still timed
+    barrier.wait()  # a check must not take the processor from a rank whose op is still timed
     trimmed = report.traffic.trimmed_packets if report else 0
     if np.array_equal(bucket, answer):
         return Sample(elapsed_s, delivered_frac(report, rank), nmse=0.0, correct=True, trimmed=trimmed)
-    # Not np.dot: the threads of its library go on spinning into the next op.
+    # Not np.dot: the threads of its library would spin on into the next op.
     nmse = float(np.square(bucket - answer).sum() / np.square(answer).sum())
     correct = nmse <= side.nmse_tolerance()  # also False for a NaN
     return Sample(elapsed_s, delivered_frac(report, rank), nmse, correct, trimmed)

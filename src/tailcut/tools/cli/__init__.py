@@ -1,4 +1,4 @@
-"""The ``tailcut`` command: arguments in, exit codes out. The work is done elsewhere."""
+"""The ``tailcut`` command: it takes arguments and returns exit codes. The work is done elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(words: list[str]) -> argparse.Namespace:
-    """What stands after ``--`` is a command for others, and its options are not looked at."""
+    """Words after ``--`` are another command, and its options are not looked at."""
     own, command = words, None
     if "--" in words:
         place = words.index("--")

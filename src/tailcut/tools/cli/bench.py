@@ -1,4 +1,4 @@
-"""``tailcut bench``: the options of each benchmark, and where its output goes."""
+"""The options of each benchmark of ``tailcut bench``, and where its output goes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _run_allreduce(arguments: argparse.Namespace) -> None:
         print(f"# {testbed.summary()}", flush=True)
         for line in character.measure(testbed).lines():
             print(f"# {line}", flush=True)
-        testbed.begin_faults()  # links that go down
+        testbed.begin_faults()  # such as links that go down
         _measure_allreduce(arguments, options, OnTestbed(testbed))
 
 
@@ -192,7 +192,7 @@ def _config(arguments: argparse.Namespace) -> Config:
 
 
 def _check_writable(path: Path) -> None:
-    """Before the measurement, not after it."""
+    """Raise ConfigError before the measurement, not after it."""
     try:
         path.touch()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""``tailcut demo``: its options."""
+"""The options of ``tailcut demo``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tailcut doctor``: its options, how ranks are found, and where the output goes."""
+"""The options of ``tailcut doctor``, how its ranks find each other, and where its output goes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _config(arguments: argparse.Namespace) -> Config:
 
 
 def _place(arguments: argparse.Namespace, options: doctor.Options) -> tuple[int, int, Store]:
-    """Which rank of how many this is, and where they meet."""
+    """Which rank this is, how many there are, and where they meet."""
     if arguments.store is not None:
         if arguments.rank is None or arguments.world_size is None:
             raise ConfigError("--store needs --rank and --world-size as well")
@@ -87,7 +87,7 @@ def _place(arguments: argparse.Namespace, options: doctor.Options) -> tuple[int,
     except ValueError:
         raise ConfigError("RANK and WORLD_SIZE in the environment are not whole numbers") from None
     rank, world_size = _checked(rank, world_size)
-    from tailcut.pytorch.store import environment_store  # torch is optional, and slow to import
+    from tailcut.pytorch.store import environment_store  # torch is optional, and its import takes long
 
     return rank, world_size, environment_store(options.config.rendezvous_s)
 

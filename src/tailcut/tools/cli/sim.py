@@ -1,4 +1,4 @@
-"""``tailcut sim``: its options, and where its output goes."""
+"""The options of ``tailcut sim``, and where its output goes."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _check_writable(path: Path) -> None:
-    """Before the simulation, not after it."""
+    """Raise ConfigError before the simulation, not after it."""
     try:
         path.touch()
     except OSError as error:

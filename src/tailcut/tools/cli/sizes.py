@@ -1,4 +1,4 @@
-"""Sizes as people write them: 4096, 64K, 25M."""
+"""Reads sizes as people write them: 4096, 64K, 25M."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tailcut testbed``: its options, and where its output goes."""
+"""The options of ``tailcut testbed``, and where its output goes."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _measured(testbed: Testbed, screen: Screen, wanted: bool) -> Character | None:
-    """The testbed's character, shown; either way its background traffic runs afterwards."""
+    """Measure the testbed's character and show it. Background traffic runs afterwards in any case."""
     if not wanted:
         testbed.begin_background()
         return None

@@ -1,4 +1,4 @@
-"""``tailcut demo``: DDP trains over tailcut and over Gloo, and in each run one worker is frozen for a moment.
+"""``tailcut demo``: DDP trains over tailcut and over Gloo. In each run one worker is frozen for a moment.
 
 It shows what the freeze costs the others, and what tailcut gives up for that.
 """
@@ -19,7 +19,7 @@ from tailcut.tools.workers import Workers
 
 
 def run(script: Script | None = None, stream: TextIO | None = None) -> Story:
-    """Play the script on both sides, live, then print what it cost. Leaves no process behind."""
+    """Play the script on both sides, show it live, and print what it cost. Leaves no process behind."""
     script = script or Script()
     stream = stream or sys.stdout
     images = digits.load()
@@ -31,7 +31,7 @@ def run(script: Script | None = None, stream: TextIO | None = None) -> Story:
 
 
 def play(side: Side, script: Script, images: digits.Digits, display: Display) -> Run:
-    """One side's training, in workers of its own."""
+    """Train one side, in workers of its own."""
     with tempfile.TemporaryDirectory(prefix="tailcut-demo-") as name:
         directory = Path(name)
         images.save(directory / "digits.npz")

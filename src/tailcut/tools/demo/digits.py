@@ -1,4 +1,4 @@
-"""The handwritten digits of scikit-learn: 1,797 images of 8 x 8, in a fixed order, split once."""
+"""The handwritten digits of scikit-learn: 1,797 images of 8 x 8 pixels, in a fixed order, split once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Labels = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Digits:
-    """Pixels are between 0 and 1."""
+    """Images and labels, for training and for the test. Pixels are between 0 and 1."""
 
     train_images: Images
     train_labels: Labels
@@ -30,7 +30,7 @@ class Digits:
     test_labels: Labels
 
     def save(self, path: Path) -> None:
-        """For the workers: scikit-learn takes a second to import, and this a millisecond to read."""
+        """Write a file for the workers: reading it takes a millisecond, importing scikit-learn a second."""
         np.savez(path, **vars(self))
 
     @classmethod
@@ -48,7 +48,7 @@ def load() -> Digits:
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     pixels, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(labels))  # the file is sorted by who wrote the digits
+    order = np.random.default_rng(0).permutation(len(labels))  # the file is sorted by writer
     train, test = order[:TRAIN_IMAGES], order[-TEST_IMAGES:]
     images = (pixels / 16).astype(np.float32)
     labels = labels.astype(np.int64)
@@ -56,7 +56,7 @@ def load() -> Digits:
 
 
 def batches(rank: int, ranks: int, batch: int, epochs: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
-    """This rank's images of every step. An epoch leaves out what is too little for a step of all ranks."""
+    """The images of this rank for every step. An epoch leaves out what does not fill a step of all ranks."""
     for epoch in range(epochs):
         order = np.random.default_rng((seed, epoch)).permutation(TRAIN_IMAGES)
         for step in range(steps_per_epoch(ranks, batch)):

@@ -1,4 +1,4 @@
-"""One side's run from outside: watches the workers, freezes one, releases it, collects the replicas."""
+"""Directs the run of one side: watches the workers, freezes one, releases it, and collects the replicas."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ REDRAW_S = 0.05
 
 @dataclass(frozen=True)
 class Run:
-    """One side's training, as measured."""
+    """The training of one side, as it was measured."""
 
     side: Side
     frozen_at_s: float
     released_at_s: float
     replicas: list[Replica]
-    """By rank."""
+    """What each rank ended with."""
 
 
 @dataclass(frozen=True)
 class Story:
-    """The same script played on both sides, one after the other."""
+    """The same script, played on both sides one after the other."""
 
     script: Script
     tailcut: Run
@@ -70,7 +70,7 @@ class Director:
         return time.monotonic()
 
     def _watch(self, done: Callable[[], bool]) -> None:
-        """Show the board until ``done()``; raises when a worker fails."""
+        """Show the board until ``done()``. Raises when a worker fails."""
         while True:
             self._display.show(self._glance())
             if done():

@@ -1,4 +1,4 @@
-"""The live display: a row per side that redraws itself on a terminal, plain lines elsewhere."""
+"""The live display: one row for each side that redraws itself on a terminal, and plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Glance:
 
 
 class Display(Protocol):
-    """Shown a side several times per second."""
+    """It is shown a side several times per second."""
 
     def show(self, glance: Glance) -> None: ...
 
 
 class Screen:
-    """A table in place."""
+    """A table that is redrawn in its place."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -47,7 +47,7 @@ class Screen:
 
 
 class Log:
-    """A line when a side's state changes and every hundred steps, for pipes and files."""
+    """For pipes and files: a line when the state of a side changes, and every hundred steps."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""What the freeze cost on each side, from the steps as they were measured: pure functions, no processes."""
+"""Computes what the freeze cost on each side from the measured steps. Pure functions, no processes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tailcut.tools.demo.director import Run, Story
 from tailcut.tools.demo.worker import Script, Step
 
 WARM_STEPS = 5
-"""Left out of the times: the first steps touch fresh memory, and DDP builds its buckets anew."""
+"""The times leave these first steps out: they touch fresh memory, and DDP rebuilds its buckets."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the run: steps of the ranks other than the frozen one."""
+    """A part of the run, with the steps of all ranks except the frozen one."""
 
     steps: int
-    """An index is counted once, however many ranks did it."""
+    """How many steps it has. A step that several ranks did counts once."""
     p50_s: float
     p99_s: float
     max_s: float
@@ -31,27 +31,27 @@ class Cost:
     """A run in figures."""
 
     total_s: float
-    """From the first rank's first step to the last rank's last."""
+    """From the first step of the first rank to the last step of the last one."""
     freeze_s: float
     before: Phase
     frozen: Phase
-    """Steps of which any part lies within the freeze."""
+    """The steps that lie within the freeze at least in part."""
     catching_up: Phase
     after: Phase
     done_while_frozen: int
-    """Steps that ended within the freeze."""
+    """How many steps ended within the freeze."""
     behind_steps: int
-    """Steps that the others had done and the frozen rank had not, when it was released."""
+    """How many steps the frozen rank was behind the others when it was released."""
     catch_up_s: float
     """From the release until the frozen rank began a step that another rank had not ended."""
     partial_steps: int
-    """Steps with an op that the deadline ended, on any of the other ranks."""
+    """How many steps had an op that the deadline ended, on any of the other ranks."""
     means_lost: tuple[float, ...]
     """By rank: the share of the mean gradients that did not come and counted as zero."""
     contributions_lost: tuple[float, ...]
     """By rank: the share of its gradients that came too late for the mean."""
     accuracy: tuple[float, ...]
-    """By rank, on the test images, before the resync."""
+    """By rank: the accuracy on the test images, before the resync."""
     drift: tuple[float, ...]
     drift_after_resync: tuple[float, ...]
 

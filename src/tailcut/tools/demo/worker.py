@@ -1,4 +1,4 @@
-"""One rank of the demo: trains on its part of the digits, and shows where it is through shared memory."""
+"""One rank of the demo. It trains on its part of the digits and shows its progress in shared memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Side = Literal["tailcut", "gloo"]
 WINDOW_OPS = 4096
 FASTEST_STEP_S = 0.01
 OPS_PER_STEP = 2
-"""DDP's first bucket holds 1 MiB, its second the rest of the model."""
+"""The first bucket of DDP holds 1 MiB, the second the rest of the model."""
 
 _ENTRY = np.dtype([("steps", np.int64), ("loss", np.float64), ("last_s", np.float64)])
 Entries = npt.NDArray[Any]
@@ -32,15 +32,15 @@ Entries = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What happens, and when: the same on both sides."""
+    """What happens and when. It is the same on both sides."""
 
     ranks: int = 4
     frozen_rank: int = 2
     epochs: int = 16
     batch: int = 16
-    """Images per rank and step."""
+    """The number of images per rank and step."""
     width: int = 700
-    """Of the three hidden layers: about a million parameters."""
+    """The width of the three hidden layers. The model has about a million parameters."""
     learning_rate: float = 0.05
     deadline_s: float = 0.15
     freeze_at_step: int = 120
@@ -78,18 +78,18 @@ class Script:
 
 @dataclass(frozen=True)
 class Step:
-    """One step on one rank; the clock is the machine's monotonic one."""
+    """One step on one rank. Its times are those of the machine's monotonic clock."""
 
     started_s: float
     ended_s: float
     loss: float
     reports: tuple[Report, ...]
-    """Of its ops; with Gloo there are none."""
+    """The reports of its ops. With Gloo there are none."""
 
 
 @dataclass(frozen=True)
 class Replica:
-    """What one rank ended with. ``drift`` is its distance from rank 0's parameters over their norm."""
+    """What one rank ended with. ``drift`` is the relative distance from the parameters of rank 0."""
 
     steps: list[Step]
     accuracy: float
@@ -98,7 +98,7 @@ class Replica:
 
 
 class Board:
-    """Memory that all processes map: a row per rank, written by it alone."""
+    """Memory that all processes map. It has a row for each rank, which only that rank writes."""
 
     def __init__(self, directory: Path, ranks: int, *, create: bool = False) -> None:
         mode: Literal["w+", "r+"] = "w+" if create else "r+"
@@ -106,12 +106,12 @@ class Board:
 
 
 def work(rank: int, send: Send, side: Side, script: Script, directory: Path) -> None:
-    """The worker's entry: sends its Replica when all have ended."""
-    from tailcut.pytorch.training import SIDES, Setup  # torch is optional, and slow to import
+    """What a worker runs. It sends its Replica when all have ended."""
+    from tailcut.pytorch.training import SIDES, Setup  # torch is optional, and its import takes long
 
     board = Board(directory, script.ranks)
     digits = Digits.read(directory / "digits.npz")
-    # What tailcut says at both ends and warns of on the way would tear the display; the summary says it.
+    # What tailcut says at both ends, and its warnings, would tear the display. The summary says the same.
     warnings.filterwarnings("ignore", "tailcut: ", RuntimeWarning)
     with contextlib.redirect_stderr(io.StringIO()):
         trainer = SIDES[side](

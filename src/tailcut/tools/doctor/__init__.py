@@ -1,7 +1,7 @@
-"""``tailcut doctor``: examines this host, and with peers what lies between them.
+"""``tailcut doctor`` examines this host, and with peers also the network between them.
 
-Owns how a run begins and ends: alone, with local workers, or as one rank among others. Uses only what a
-group uses; changes nothing on the host.
+Owns how a run begins and ends: alone, with local workers, or as one rank among others. Uses only what a group
+uses, and changes nothing on the host.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from tailcut.tools.doctor.member import Options, examine, examine_host
 from tailcut.tools.workers import Send, Workers
 
 COLLECT_S = 10.0
-"""How much longer than rank 0 a rank may take to report; and the others wait twice that for the verdict."""
+"""How much longer than rank 0 a rank may take to report. The others wait twice as long for the verdict."""
 FAREWELL_S = 2.0
-"""How long rank 0, which may host the store, stays for the others to read the verdict."""
+"""How long rank 0 stays so that the others can read the verdict: it may host the store."""
 
 ASSUMED_WORLD_SIZE = 8
-"""For which a host alone is judged, if nothing else is said."""
+"""The number of ranks for which a host alone is judged, if none is given."""
 
 Show = Callable[[Diagnosis], None]
 
 
 def run_alone(options: Options, world_size: int = ASSUMED_WORLD_SIZE) -> Diagnosis:
-    """This host, judged for that many ranks."""
+    """Examine this host alone, and judge it for a group of this size."""
     return diagnose({0: examine_host(0, world_size, options.config)}, 1, options)
 
 
 def run_local(ranks: int, options: Options) -> Diagnosis:
-    """Ranks in processes of their own on this host. Raises PeerError when one is killed."""
+    """Examine with ranks on this host, each in its own process. Raises PeerError when one is killed."""
     with (
         tempfile.TemporaryDirectory(prefix="tailcut-doctor-") as directory,
         Workers(ranks, _work, (ranks, Path(directory), options)) as workers,
@@ -61,7 +61,7 @@ def run_member(
     show: Show,
     complain: Callable[[str], None],
 ) -> int:
-    """One rank of a run; returns the exit status. Rank 0 shows the diagnosis, others only their failures."""
+    """Be one rank of a run; returns the exit status. Rank 0 shows the diagnosis, others their failures."""
     run = os.urandom(8).hex()
     if rank == 0:
         begin_run(store, run)
@@ -90,13 +90,13 @@ def _conclude(findings: Findings, world_size: int, exchange: Exchange, options: 
 
 
 def _report(findings: Findings, store: Store, token: str) -> int | None:
-    """To rank 0; returns the verdict of the one that has read it, or None.
+    """Send the findings to rank 0, and return the verdict of the one that has read them, or None.
 
-    Rank 0 may begin later than this rank fails, and the store may hold an earlier run with its verdict.
+    Rank 0 may begin later than this rank fails, and the store may hold the verdict of an earlier run.
     """
     give_up = time.monotonic() + 2 * COLLECT_S
     exchange, told = None, None
-    with suppress(PeerError):  # the store has gone with rank 0
+    with suppress(PeerError):  # the store ended with rank 0
         while time.monotonic() < give_up:
             run = current_run(store)
             if run is not None and run != told:

@@ -1,4 +1,4 @@
-"""What the doctor says: checks, each with its remedy, and the settings that follow from them. Values only."""
+"""What the doctor says: checks with their remedies, and the settings that follow from them. Values only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at."""
+    """One thing that was looked at."""
 
     name: str
     status: Status

@@ -1,4 +1,4 @@
-"""All ranks' findings put together: which checks to show for whom, and what follows from them."""
+"""Puts the findings of all ranks together: which checks to show for whom, and what follows from them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ EXIT_OK, EXIT_FAIL = 0, 1
 
 @dataclass(frozen=True)
 class Placed:
-    """A check and where it holds."""
+    """A check, and where it holds."""
 
     where: str
     rank: int | None
-    """The rank that made it; None: all ranks' findings together."""
+    """The rank that made it; None if it comes from the findings of all ranks."""
     check: Check
 
 
@@ -27,7 +27,7 @@ class Diagnosis:
     world_size: int
     bucket_bytes: int
     ranks: dict[int, Findings]
-    """Those that reported."""
+    """The findings of the ranks that reported."""
     checks: list[Placed]
 
     @property
@@ -36,7 +36,7 @@ class Diagnosis:
 
     @property
     def settings(self) -> list[tuple[Setting, list[str]]]:
-        """What to set, and where; the same setting of several hosts once."""
+        """What to set, and where. A setting for several hosts comes once."""
         places: dict[Setting, list[str]] = {}
         for placed in self.checks:
             for setting in placed.check.settings:
@@ -56,7 +56,7 @@ def diagnose(ranks: dict[int, Findings], world_size: int, options: Options) -> D
 
 
 def _of_hosts(ranks: dict[int, Findings]) -> list[Placed]:
-    """Ranks of one host find the same: of each check the worst is shown, and the lowest rank's of equals."""
+    """The checks of each host, once: if its ranks differ, the worst, and among equal ones the first."""
     worst: dict[tuple[str, str], Placed] = {}
     for rank, findings in ranks.items():
         for check in findings.checks:
@@ -67,6 +67,6 @@ def _of_hosts(ranks: dict[int, Findings]) -> list[Placed]:
 
 
 def _label(ranks: dict[int, Findings], findings: Findings) -> str:
-    """The host's name; with the rank where two hosts share one."""
+    """The name of the host, with the rank if two hosts share a name."""
     hosts = {other.host for other in ranks.values() if other.hostname == findings.hostname}
     return findings.hostname if len(hosts) == 1 else f"{findings.hostname} (rank {findings.rank})"

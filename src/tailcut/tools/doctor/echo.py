@@ -1,4 +1,4 @@
-"""The socket with which a rank pings its peers and answers them, in one loop whose every wait is bounded."""
+"""The socket with which a rank pings its peers and answers them, in one loop. Every wait in it is bounded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tailcut.tools.doctor.ping import COUNT, PATIENCE_S, Ping, Pinger
 PING, PONG = b"tailcutP", b"tailcutA"
 MESSAGE = struct.Struct("!8sQIII")  # kind, run, from, to, number
 PACE_S = 0.002
-"""Between two datagrams of a rank, whoever they go to: 30 MB/s at the largest size, 0.7 at MTU 1500."""
+"""The time between two datagrams of a rank: 30 MB/s at the largest size, 0.7 MB/s at MTU 1500."""
 
 _LARGEST = 65_535
 _SO_RCVBUFFORCE = 33  # asm-generic/socket.h; not in the socket module
@@ -24,7 +24,7 @@ _SO_RCVBUFFORCE = 33  # asm-generic/socket.h; not in the socket module
 
 @dataclass(frozen=True)
 class Target:
-    """A peer's echo socket, and the size of the packets that ops send there."""
+    """The echo socket of a peer, and the size of the packets that ops send there."""
 
     address: str
     port: int
@@ -32,12 +32,12 @@ class Target:
 
 
 def limit_s(world_size: int) -> float:
-    """How long pinging takes at the most: twice the pace's time for a clean network, and some patience."""
+    """How long the pings may take: twice as long as on a clean network at this pace, and some patience."""
     return 2 * PACE_S * COUNT * (world_size - 1) + 3 * PATIENCE_S
 
 
 class Echo:
-    """This rank's socket. A context manager."""
+    """The socket of this rank. A context manager."""
 
     def __init__(self, address: str, receive_buffer_bytes: int, rank: int, world_size: int, run: int) -> None:
         self._rank = rank
@@ -55,13 +55,13 @@ class Echo:
 
     @property
     def heard(self) -> list[int]:
-        """Different datagrams that came from each rank."""
+        """How many different datagrams came from each rank."""
         return [len(numbers) for numbers in self._heard]
 
     def ping(self, targets: dict[int, Target]) -> dict[int, Ping]:
-        """To every target in turn, at the pace, until all is answered or the time is up."""
+        """Ping every target in turn, at the pace, until all have answered or the time is up."""
         self._pingers = {peer: Pinger() for peer in targets}
-        # Starting after ourselves, so that not all ranks begin with the same peer.
+        # Start after ourselves, so that not all ranks begin with the same peer.
         turns = deque(sorted(targets, key=lambda peer: (peer < self._rank, peer)))
         now = next_at = time.monotonic()
         give_up = now + limit_s(len(self._heard))
@@ -77,7 +77,7 @@ class Echo:
         }
 
     def answer_until(self, done: Callable[[], bool], patience_s: float) -> None:
-        """Go on answering peers that are not finished yet."""
+        """Go on answering peers that have not finished yet."""
         give_up = time.monotonic() + patience_s
         while not done() and time.monotonic() < give_up:
             self._listen(0.02)
@@ -95,7 +95,7 @@ class Echo:
             if self._pingers[peer].due(now):
                 message = MESSAGE.pack(PING, self._run, self._rank, peer, self._pingers[peer].send(now))
                 target = targets[peer]
-                with suppress(OSError):  # no route, a full socket: as if lost
+                with suppress(OSError):  # no route, or a full socket: it counts as lost
                     self._socket.sendto(
                         message.ljust(target.packet_bytes, b"\0"), (target.address, target.port)
                     )
@@ -104,7 +104,7 @@ class Echo:
     def _listen(self, timeout_s: float) -> None:
         if not select.select([self._socket], [], [], max(0.0, timeout_s))[0]:
             return
-        with suppress(OSError):  # empty
+        with suppress(OSError):  # the socket is empty
             while True:
                 size, source = self._socket.recvfrom_into(self._buffer)
                 if size >= MESSAGE.size:
@@ -123,7 +123,7 @@ class Echo:
 
 
 def _enlarge(lane: socket.socket, receive_buffer_bytes: int) -> None:
-    """As a lane does it; what the kernel does not grant, it does not grant to a lane either."""
+    """Ask for a buffer as a lane does. What the kernel does not grant here, it does not grant to a lane."""
     if receive_buffer_bytes:
         for option in (_SO_RCVBUFFORCE, socket.SO_RCVBUF):
             with suppress(OSError):

@@ -22,13 +22,13 @@ def begin_run(store: Store, run: str) -> None:
 
 
 def current_run(store: Store) -> str | None:
-    """As rank 0 has named it; an earlier one's name until rank 0 of this run is there."""
+    """The name that rank 0 has given the run. Until rank 0 is there, it is the name of an earlier run."""
     value = try_get(store, _RUN_KEY)
     return None if value is None else value.decode()
 
 
 class Exchange:
-    """One run's values: each rank writes one for each topic, as JSON."""
+    """The values of one run. Each rank writes one for each topic, as JSON."""
 
     def __init__(self, store: Store, run: str, rank: int) -> None:
         self._store = store
@@ -46,7 +46,7 @@ class Exchange:
         return [rank for rank in ranks if self.get(topic, rank) is None]
 
     def collect(self, topic: str, ranks: Iterable[int], patience_s: float) -> dict[int, Any]:
-        """Of those ranks that publish in time."""
+        """The values of those ranks that publish in time."""
         give_up = time.monotonic() + patience_s
         values: dict[int, Any] = {}
         waiting = list(ranks)

@@ -1,4 +1,4 @@
-"""What one rank found, filled on the way, so that a failure leaves what came before it. Travels as JSON."""
+"""What one rank found. It grows during the run, so that a failure keeps what came before. Travels as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Op:
 
     elapsed_s: float
     complete: bool
-    """False: the limit ended it."""
+    """False if the limit ended it."""
     lost_frac: float
 
 
@@ -24,13 +24,13 @@ class Findings:
     rank: int
     hostname: str
     host: str
-    """Identity: the same on ranks of one host and network."""
+    """An identity that ranks of one host and network share."""
     checks: list[Check] = field(default_factory=list)
-    """Of this host, then what this rank could not do."""
+    """The checks of this host, then what this rank could not do."""
     pings: dict[int, Ping] = field(default_factory=dict)
-    """To each peer."""
+    """What came of the datagrams to each peer."""
     heard: list[int] = field(default_factory=list)
-    """Datagrams of each rank that came here."""
+    """How many datagrams came from each rank."""
     ops: list[Op] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Judgement of one host: each check a function of what the kernel said, and of nothing else."""
+"""Judges one host. Each check depends only on what the kernel said."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tailcut.tools.doctor.check import Check, Setting
 from tailcut.tools.doctor.probes import HostFacts, Interface
 
 LARGE_DATAGRAM_BYTES = 61_440 + _native.HEADER_BYTES + 1536
-"""The largest packet, as the kernel charges it to a socket buffer."""
+"""What the kernel charges to a socket buffer for the largest packet."""
 
 COMFORTABLE_DATAGRAMS = 4
-"""Large datagrams per peer below which throughput falls (measured; see Config.receive_buffer_bytes)."""
+"""With room for fewer large datagrams per peer, throughput falls (measured: Config.receive_buffer_bytes)."""
 
 SLOW_LOOPBACK_S = 1e-3
 
@@ -37,7 +37,7 @@ def judge(facts: HostFacts, config: Config, world_size: int) -> list[Check]:
 
 
 def outward(facts: HostFacts) -> list[Interface]:
-    """Interfaces by which other hosts may be reached."""
+    """The interfaces by which other hosts may be reached."""
     return [i for i in facts.interfaces if not is_loopback(i.address)]
 
 
@@ -116,14 +116,14 @@ def _larger_buffer(facts: HostFacts, config: Config, world_size: int) -> tuple[S
     settings = []
     if config.receive_buffer_bytes < needed:
         settings.append(Setting("TAILCUT_RECEIVE_BUFFER_BYTES", str(needed), why))
-    # What was asked would have been enough, or will be: then it is the kernel that has to allow it.
+    # If what was asked for is enough, or what will be, then the kernel has to allow it.
     if facts.buffer_limit_bytes is None or facts.buffer_limit_bytes < needed:
         settings.append(Setting("net.core.rmem_max", str(needed), why))
     return tuple(settings)
 
 
 def needed_buffer_bytes(world_size: int) -> int:
-    """What to ask for, in whole 64 KiB; the kernel grants twice that, and windows are shares of the grant."""
+    """What to ask for, in multiples of 64 KiB. The kernel grants twice that, for all windows together."""
     per_granted_byte = _native.credit_window_bytes(1 << 30, world_size) / (1 << 30)
     granted = COMFORTABLE_DATAGRAMS * LARGE_DATAGRAM_BYTES / per_granted_byte
     return min(1 << 30, math.ceil(granted / 2 / 65_536) * 65_536)

@@ -1,6 +1,6 @@
-"""One rank among its peers: meets them, pings them, averages with them. Each stage ends by its own limit.
+"""One rank among its peers: it meets them, pings them and averages with them. Each part has its limit.
 
-What a peer does wrong becomes a failed check, and ends the examination with what was found until then.
+What a peer does wrong becomes a failed check. It ends the examination with what was found until then.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from tailcut.tools.doctor.findings import Findings, Op
 
 OPS = 10
 OP_LIMIT_S = 5.0
-"""Deadline of the measured ops: long, so that what is measured is the network and not the deadline."""
+"""The deadline of the measured ops. It is long, so that the network is measured and not the deadline."""
 OPS_LIMIT_S = 10.0
-"""No further op is begun after so long."""
+"""After this long no further op begins."""
 SKEW_S = 5.0
-"""How much longer than this rank a peer may take for a stage."""
+"""How much longer than this rank a peer may take for a part."""
 
-_SWALLOWED = "answers small packets but none of"  # in the PeerError of the rendezvous
+_SWALLOWED = "answers small packets but none of"  # the words of the rendezvous in its PeerError
 _SAFE_PACKET_BYTES = (8704, 1280, 1024, 256)
-"""Payloads that MTU 9000, 1500 (less a tunnel), 1280 and any other carry."""
+"""Payloads that fit MTU 9000, MTU 1500 less a tunnel, MTU 1280, and any other."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is examined, the same on all ranks."""
+    """What is examined. It is the same on all ranks."""
 
     config: Config = field(default_factory=Config)
     bucket_bytes: int = 25 << 20
-    """DDP's default."""
+    """The size of the averaged bucket. The default is that of DDP."""
 
     def __post_init__(self) -> None:
         if not 4 <= self.bucket_bytes <= 1 << 30 or self.bucket_bytes % 4:
@@ -55,13 +55,13 @@ class Options:
 
 
 def examine_host(rank: int, world_size: int, config: Config) -> Findings:
-    """What this host's kernel says; no peer is asked."""
+    """Ask the kernel of this host, and no peer."""
     facts = probes.ask(config)
     return Findings(rank, facts.hostname, host_identity(), checks=host.judge(facts, config, world_size))
 
 
 def examine(rank: int, world_size: int, store: Store, options: Options) -> Findings:
-    """This host, then the peers."""
+    """Examine this host, then the peers."""
     findings = examine_host(rank, world_size, options.config)
     if world_size == 1:
         return findings
@@ -106,7 +106,7 @@ def _answers(roster: Roster, rank: int) -> str:
 
 
 def _multicast(roster: Roster) -> Check:
-    """Whether one datagram reaches all; nothing fails if it does not."""
+    """Whether one datagram reaches all peers. Nothing fails if it does not."""
     multicast = roster.multicast
     if multicast.unheard:
         remedy = (
@@ -126,11 +126,11 @@ def _target(roster: Roster, peer: int, port: int) -> Target:
 
 
 def _average(findings: Findings, world_size: int, store: Store, options: Options) -> None:
-    """The same ops on all ranks; one that has run out of time says goodbye, and no one waits for it."""
+    """Do the same ops on all ranks. A rank that has run out of time says goodbye, and nobody waits for it."""
     config = replace(options.config, deadline_s=OP_LIMIT_S)
     bucket = np.zeros(options.bucket_bytes // 4, np.float32)
     with Group(findings.rank, world_size, store, config, name="doctor/allreduce") as group:
-        group.allreduce(bucket).wait()  # the first one touches fresh memory
+        group.allreduce(bucket).wait()  # the first op touches fresh memory
         give_up = time.monotonic() + OPS_LIMIT_S
         while len(findings.ops) < OPS and (not findings.ops or time.monotonic() < give_up):
             report = group.allreduce(bucket).wait()
@@ -143,7 +143,7 @@ def _failed(stage: str, text: str) -> Check:
     if _SWALLOWED not in text:
         return Check(stage, "fail", text, "mend this first: the rest was not measured")
     failed_bytes = int(text.split(_SWALLOWED)[1].split()[0])
-    smaller = [p for p in _SAFE_PACKET_BYTES if p < 0.9 * failed_bytes]  # of another kind of network
+    smaller = [p for p in _SAFE_PACKET_BYTES if p < 0.9 * failed_bytes]  # another kind of network
     why = f"packets of {failed_bytes} bytes are swallowed: some link carries less than the interfaces say"
     setting = Setting("TAILCUT_PACKET_BYTES", str(smaller[0] if smaller else 256), why)
     return Check(stage, "fail", text, f"{setting.command}, or mend the MTU of the path", (setting,))

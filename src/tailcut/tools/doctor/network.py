@@ -1,4 +1,4 @@
-"""Judgement of what lies between the ranks: each check a function of all ranks' findings."""
+"""Judges the network between the ranks. Each check depends on the findings of all ranks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tailcut.tools.doctor.check import Check, Setting
 from tailcut.tools.doctor.findings import Findings, Op
 
 FAIL_LOSS_FRAC = 0.05
-"""Lost packets are not sent again: above this, averages are visibly over fewer ranks."""
+"""With more loss, means visibly lack contributions where packets are not sent again."""
 SLOW_PAIR = 10.0
 SLOW_PAIR_S = 1e-3
-"""A pair is slow when its median is both so many times that of all pairs, and above this."""
+"""A pair is slow if its median is above this and also many times that of all pairs."""
 DEADLINE_MARGIN = 3.0
 SHORTEST_DEADLINE_S = 0.01
 
@@ -63,9 +63,9 @@ def rtt(ranks: ByRank) -> Check:
 
 
 def lost_frac(ranks: ByRank, source: int, peer: int) -> float | None:
-    """Of the datagrams from one rank to another; None if none was sent.
+    """The share of datagrams from one rank to another that was lost; None if none was sent.
 
-    The receiver's count, which is of that direction alone; without it, what was not answered.
+    The receiver's count is about this direction alone. Without it, what was not answered counts as lost.
     """
     ping = ranks[source].pings.get(peer) if source in ranks else None
     if ping is None or not ping.sent:
@@ -75,7 +75,7 @@ def lost_frac(ranks: ByRank, source: int, peer: int) -> float | None:
 
 
 def loss(ranks: ByRank) -> Check:
-    """Of pairs whose receiver reported: one that has ended loses everything, and is told by other checks."""
+    """The loss of pairs whose receiver reported. Other checks tell about receivers that did not."""
     shares = {
         (source, peer): share
         for source, findings in ranks.items()
@@ -98,7 +98,7 @@ def loss(ranks: ByRank) -> Check:
 
 
 def slowest_ops(ranks: ByRank, world_size: int) -> list[Op]:
-    """Each op as its slowest rank saw it, and what of the result was lost on average; those all ranks did."""
+    """The ops that all ranks did, each with the time of its slowest rank and the mean loss of its result."""
     if len(ranks) < world_size:
         return []
     together = zip(*(findings.ops for findings in ranks.values()), strict=False)
@@ -131,7 +131,7 @@ def allreduce(ops: list[Op], bucket_bytes: int) -> Check:
 
 
 def deadline(ops: list[Op], bucket_bytes: int, configured_s: float) -> Check:
-    """A multiple of the slowest complete op; ops that were cut say nothing about how long they would take."""
+    """A deadline is a multiple of the slowest complete op. Ops that were cut do not tell their time."""
     complete_s = [op.elapsed_s for op in ops if op.complete]
     if 2 * len(complete_s) < len(ops):
         found = (
@@ -152,7 +152,7 @@ def deadline(ops: list[Op], bucket_bytes: int, configured_s: float) -> Check:
 
 
 def round_up(seconds: float) -> float:
-    """To two digits."""
+    """Round up to two digits."""
     unit = 10.0 ** (math.floor(math.log10(seconds)) - 1)
     return float(f"{math.ceil(seconds / unit - 1e-9) * unit:.2g}")
 

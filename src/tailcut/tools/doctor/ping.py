@@ -1,4 +1,4 @@
-"""One rank's datagrams to another: when the next is due and which were answered. No I/O, no clock."""
+"""The datagrams of one rank to another: when the next is due, which were answered. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import statistics
 from dataclasses import dataclass
 
 COUNT = 200
-"""Datagrams to each peer: one lost is 0.5 %."""
+"""How many datagrams go to each peer. One that is lost is 0.5 %."""
 
 IN_FLIGHT = 4
-"""Unanswered at a time: what a comfortable receive buffer holds, so that measuring causes no loss."""
+"""How many may be unanswered at a time. A comfortable receive buffer holds them, so none is lost there."""
 
 PATIENCE_S = 1.0
-"""Unanswered for so long, a datagram is not in flight any more; an answer that comes later still counts."""
+"""A datagram that is unanswered for this long is not in flight any more. A later answer still counts."""
 SHORTEST_PATIENCE_S = 0.05
-"""With a peer that answers, patience is 10 times its median answer, but not less than this."""
+"""For a peer that answers, patience is 10 times its median answer, and at least this."""
 
 
 @dataclass(frozen=True)
 class Ping:
-    """What came of the datagrams to one peer. Answers are small: the way back is the other pair's matter."""
+    """What came of the datagrams to one peer. Answers are small: the peer measures the way back itself."""
 
     address: str
     packet_bytes: int
@@ -27,7 +27,7 @@ class Ping:
     answered: int
     rtt_min_s: float | None
     rtt_median_s: float | None
-    """None without an answer."""
+    """None if there was no answer."""
 
 
 class Pinger:
@@ -38,7 +38,7 @@ class Pinger:
         self._in_flight = in_flight
         self._sent_at: list[float] = []
         self._unanswered: dict[int, float] = {}
-        """When sent, until answered or given up."""
+        """When each datagram was sent, until it is answered or given up."""
         self._rtt_s: dict[int, float] = {}
         self._patience_s = PATIENCE_S
 
@@ -46,7 +46,7 @@ class Pinger:
         return len(self._sent_at) < self._count and self._waiting(now) < self._in_flight
 
     def send(self, now: float) -> int:
-        """The number of the datagram that leaves now."""
+        """Count a datagram that leaves now, and return its number."""
         number = len(self._sent_at)
         self._sent_at.append(now)
         self._unanswered[number] = now

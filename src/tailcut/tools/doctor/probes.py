@@ -1,4 +1,4 @@
-"""What this host's kernel says when asked: interfaces, buffers, offloads, multicast, names. Judges nothing.
+"""Asks the kernel of this host about interfaces, buffers, offloads, multicast and names. Judges nothing.
 
 Sends datagrams to this host only.
 """
@@ -24,9 +24,9 @@ SIOCGIFMTU = 0x8921  # linux/sockios.h
 UDP_SEGMENT, UDP_GRO = 103, 104  # linux/udp.h; not in the socket module
 
 _SCOPED_GROUP = "239.255.84.67"
-"""Administratively scoped (RFC 2365): no router forwards it."""
+"""An administratively scoped group (RFC 2365), which no router forwards."""
 _FAR_AWAY = "198.51.100.1"
-"""An address for documentation (RFC 5737): the path to it is the default route."""
+"""An address for documentation (RFC 5737). The path to it is the default route."""
 _WAIT_S = 0.5
 _LOOPBACK_PINGS = 50
 
@@ -40,32 +40,33 @@ class Interface:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """This host, before any judgement."""
+    """What is known about this host, without any judgement."""
 
     hostname: str
     hostname_address: str | None
-    """What the host's own name resolves to."""
+    """The address to which the name of the host resolves."""
     gloo_ifname: str
     interfaces: tuple[Interface, ...]
     chosen_by: str
-    """The variable that names the interface; else ``route``, or ``order`` where there is no route."""
+    """The variable that names the interface; else ``route``, or ``order`` if there is no route."""
     chosen: Interface | None
-    """The one the configuration names; else on the path to the master, on the default route, or the first."""
+    """The interface that the configuration names. Otherwise it is that of the path to the master, that of the
+    default route, or the first."""
     buffer_granted_bytes: int
-    """Receive buffer of a lane as the kernel reports it: twice what was asked, if all was granted."""
+    """The receive buffer of a lane as the kernel reports it: twice what was asked for, if all was granted."""
     buffer_limit_bytes: int | None
-    """net.core.rmem_max; None where the kernel does not show it."""
+    """The value of net.core.rmem_max; None if the kernel does not show it."""
     segments: bool
     coalesces: bool
     multicast: bool
     packet_socket: bool
-    """May be opened: it receives packets that a switch has trimmed without correcting their lengths."""
+    """Whether a packet socket may be opened, for packets that are trimmed but state their old length."""
     loopback_rtt_s: float | None
-    """Median; None if a datagram did not come back."""
+    """The median; None if a datagram did not come back."""
 
 
 def ask(config: Config) -> HostFacts:
-    """All of it; takes a few milliseconds, and at most about two seconds where nothing answers."""
+    """Ask for everything. It takes milliseconds, and about two seconds at most where nothing answers."""
     found = tuple(Interface(name, address, _mtu_bytes(name)) for name, address in interfaces().items())
     route_address = local_address_towards(os.environ.get("MASTER_ADDR") or _FAR_AWAY)
     chosen, chosen_by = choose(found, config, route_address)
@@ -90,9 +91,9 @@ def ask(config: Config) -> HostFacts:
 def choose(
     found: tuple[Interface, ...], config: Config, route_address: str | None
 ) -> tuple[Interface | None, str]:
-    """As a group does: the address counts before the name, and all networks where neither is given.
+    """The interface that a group would use, and by what it was chosen.
 
-    Of these the one on the route, or the first; and by what it was chosen.
+    The address counts before the name. If neither is given, it is the interface of the route, or the first.
     """
     if config.address:
         return next((i for i in found if i.address == config.address), None), "TAILCUT_ADDRESS"
@@ -119,7 +120,7 @@ def _resolve(hostname: str) -> str | None:
 
 
 def _buffer_limit_bytes() -> int | None:
-    with suppress(OSError):  # not shown in a network namespace
+    with suppress(OSError):  # the kernel does not show it in a network namespace
         return int(Path("/proc/sys/net/core/rmem_max").read_text())
     return None
 
@@ -142,7 +143,7 @@ def _opens_packet_socket() -> bool:
 
 
 def _multicast_returns(address: str) -> bool:
-    """Whether a second socket hears what is sent to a group on that interface. TTL 0: it stays here."""
+    """Whether a second socket hears what is sent to a group on that interface. TTL 0 keeps it here."""
     ours = socket.inet_aton(address)
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as member,
@@ -160,12 +161,12 @@ def _multicast_returns(address: str) -> bool:
             word = os.urandom(16)
             sender.sendto(word, member.getsockname())
             return member.recv(64) == word
-        except OSError:  # no such group, no route, or the time is up
+        except OSError:  # there is no such group or no route, or the time is up
             return False
 
 
 def _loopback_rtt_s() -> float | None:
-    """Between two threads, so that it holds what waking up costs on this host."""
+    """The round trip between two threads, which includes the cost of waking up on this host."""
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as near,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as far,

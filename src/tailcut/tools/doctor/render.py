@@ -1,4 +1,4 @@
-"""How a diagnosis looks: tables for a person, one document for a program."""
+"""Shows a diagnosis: as tables for a person, or as one document for a program."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _title(diagnosis: Diagnosis) -> str:
 
 
 def _folded(checks: list[Placed]) -> list[Placed]:
-    """By name; hosts that are well in the same respect share a line."""
+    """The checks grouped by name. Hosts that pass the same check share a line."""
     lines = []
     for name in dict.fromkeys(placed.check.name for placed in checks):
         named = [placed for placed in checks if placed.check.name == name]
@@ -86,7 +86,7 @@ def _name(diagnosis: Diagnosis, rank: int) -> str:
 
 
 def _address(diagnosis: Diagnosis, rank: int) -> str | None:
-    """By which the lowest other rank reaches it."""
+    """The address at which the lowest other rank reaches this one."""
     pings = (findings.pings.get(rank) for findings in diagnosis.ranks.values())
     return next((ping.address for ping in pings if ping), None)
 
@@ -121,7 +121,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
 
 
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The same, with stable keys. Matrices are indexed ``[from][to]``, null where nothing was measured."""
+    """The same with stable keys. Matrices are indexed ``[from][to]``; null says not measured."""
     ranks = range(diagnosis.world_size)
     return {
         "tailcut": metadata.version("tailcut"),

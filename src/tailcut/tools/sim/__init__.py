@@ -1,4 +1,4 @@
-"""``tailcut sim``: the scenarios of the testbed in virtual time, for any number of ranks, beside baselines.
+"""``tailcut sim`` runs the scenarios of the testbed in virtual time, for any number of ranks, with baselines.
 
 for row in run(Options(scenario=load_scenario("tail-3"), ranks=(8, 64))):
     print(row.sides["tailcut"].percentile_s(99))

@@ -1,4 +1,4 @@
-"""What a run of ``tailcut sim`` is asked for. Checked once, so that a mistake costs no time."""
+"""What a run of ``tailcut sim`` is asked for. It is checked once, so that a mistake costs no time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ class Options:
 
     scenario: HostScenario
     ranks: tuple[int, ...] = ()
-    """None: the scenario's number of hosts."""
+    """The numbers of ranks, one row for each. If it is empty, the scenario's number of hosts."""
     size_bytes: int = 25 << 20
     ops: int = 200
     warmup: int | None = None
-    """Ops that are not counted: windows and bounds find their size in them. None: a tenth, 20 at most."""
+    """How many of the first ops do not count, while windows and bounds find their size. None takes a tenth of
+    the ops, and at most 20."""
     rows: int = 0
-    """Of a grid; 0: as a Group chooses."""
+    """The number of rows of a grid; 0 takes what a Group would choose."""
     codec: str = "raw"
     planes: int = 16
     mtu_bytes: int | None = None
@@ -33,12 +34,12 @@ class Options:
     seed: int | None = None
     deadline_s: float | None = None
     adaptive: bool = True
-    """Bounds adapt as in a Group; else they are shares of the deadline."""
+    """Whether bounds adapt as in a Group. Otherwise they are shares of the deadline."""
     values: bool = False
     receive_buffer_bytes: int = 8 << 20
-    """As the kernel reports it: what senders share."""
+    """The socket buffer as the kernel reports it. Senders share it."""
     compute_s: float = 0.0
-    """Between the end of an op and the entry into the next, on every rank."""
+    """How long every rank computes between the end of an op and the entry into the next."""
 
     def __post_init__(self) -> None:
         for ranks in self.all_ranks:

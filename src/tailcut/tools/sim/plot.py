@@ -1,4 +1,4 @@
-"""The distribution of completion times as a picture. The only importer of matplotlib, which is an extra."""
+"""Draws the distribution of completion times. Only this module imports matplotlib, which is an extra."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SUFFIXES = (".svg", ".png", ".pdf")
 
 
 def check(path: Path) -> None:
-    """Before the simulation, not after it: raises ConfigError if the picture cannot be made."""
+    """Raise ConfigError before the simulation if the picture cannot be made."""
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"cannot draw {path}: its name must end in {', '.join(SUFFIXES)}")
     _pyplot()
 
 
 def draw_cdf(path: Path, options: Options, rows: list[Row]) -> None:
-    """Of every side and number of ranks: the share of ops that took longer, so that tails can be read."""
+    """Draw the share of ops that took longer, for every side and number of ranks, so that tails are seen."""
     figure, axes = new_axes()
     for row in rows:
         for name, side in row.sides.items():
@@ -44,13 +44,13 @@ def draw_cdf(path: Path, options: Options, rows: list[Row]) -> None:
 
 
 def new_axes() -> tuple[Any, Any]:
-    """A figure and its axes, of the size that fits a page of the documentation."""
+    """A figure and its axes. Its size fits a page of the documentation."""
     figure, axes = _pyplot().subplots(figsize=(7, 4.2), layout="constrained")
     return figure, axes
 
 
 def save(figure: Any, path: Path) -> None:
-    """The same picture for the same figures, so that a file changes only when they do."""
+    """Write the picture. The same figures give the same file, so that it changes only when they do."""
     pyplot = _pyplot()
     with pyplot.rc_context({"svg.hashsalt": "tailcut"}):
         metadata = {"Date": None} if path.suffix == ".svg" else None

@@ -1,4 +1,4 @@
-"""One run of ``tailcut sim``: its sides and its result. Printing is in table.py."""
+"""One run of ``tailcut sim``: its sides and its result. table.py prints it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from tailcut.tools.sim.translate import UDP_BYTES, Conditions, conditions_of
 
 IP_BYTES = 20
 DEADLINE_BOUNDS = 4
+"""If no deadline is given, it is this many times the least time that ports and a WAN need ..."""
 DEADLINE_FLOOR_S = 0.01
-"""The deadline, unless it is given: so many times what ports and a WAN need at least, plus this."""
+"""... plus this."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One number of ranks."""
+    """The result for one number of ranks."""
 
     ranks: int
     conditions: Conditions
@@ -44,13 +45,13 @@ class Row:
 
 
 class Progress(Protocol):
-    """Told now and then how far the run is."""
+    """It is told now and then how far the run is."""
 
     def step(self, text: str, done: int, total: int) -> None: ...
 
 
 def run(options: Options, progress: Progress | None = None) -> Generator[Row]:
-    """Simulate; yields each row when it is complete."""
+    """Simulate, and yield each row when it is complete."""
     for ranks in options.all_ranks:
         conditions = conditions_of(
             options.scenario,
@@ -152,7 +153,8 @@ def _times_s(table: npt.NDArray[Any]) -> Numbers:
 def _by_next_op(
     ranks: npt.NDArray[np.int64], ops: npt.NDArray[np.int64], answered: Numbers, late: Numbers
 ) -> float:
-    """``late``: of the op before. The last op of a rank has none after it, and is left out."""
+    """The share of means that came by the end of the next op. ``late`` is about the op before. The last op of
+    a rank has none after it and is left out."""
     late_of = {(rank, op - 1): share for rank, op, share in zip(ranks, ops, late, strict=True)}
     shares = [
         share + late_of[rank, op]
@@ -169,7 +171,7 @@ def _compute(options: Options, ranks: int) -> list[list[float]]:
 def _measured_nmse(
     inputs: list[list[np.ndarray]], results: list[list[np.ndarray]], ranks: np.ndarray, ops: np.ndarray
 ) -> float:
-    """The mean over ops and ranks of the squared error over the squared norm of the true mean."""
+    """The squared error over the squared norm of the true mean, on average over ops and ranks."""
     errors = []
     for op in np.unique(ops):
         mean: Numbers = np.mean(inputs[op], axis=0, dtype=np.float64)
@@ -180,7 +182,8 @@ def _measured_nmse(
 
 
 def _predicted(scenario: Scenario, op: npt.NDArray[np.int64], rows: Numbers) -> float:
-    """``rows``: the share of contributions present, of the result answered, of packets trimmed."""
+    """The NMSE that follows from fates. ``rows`` has the shares of contributions that came, of the result
+    that came, and of packets that were trimmed."""
     kept_bytes = trimmed_payload_bytes(scenario.trim_bytes)
     granules = _native.packet_granules(
         CODEC_IDS[scenario.codec], scenario.planes, scenario.packet_bytes, kept_bytes

@@ -1,4 +1,4 @@
-"""How a simulated run looks: a table for a person, everything as JSON for a program."""
+"""Shows a simulated run: as a table for a person, or as JSON for a program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COLUMNS = (
 
 
 def title(options: Options, row: Row) -> str:
-    """What a row's figures are of."""
+    """The lines that say what the figures of a row are about."""
     network, scenario = row.conditions.network, options.scenario
     own = f"{options.codec}, {options.planes} planes" if options.codec == "planes" else options.codec
     lines = [
@@ -56,7 +56,7 @@ def header() -> str:
 
 
 def lines(row: Row) -> list[str]:
-    """One for each side, and one for what did not end."""
+    """The lines of a row: one for each side, and one for ops that did not end."""
     text = [f"{row.ranks:>6} {name:<10}{_cells(name, side)}".rstrip() for name, side in row.sides.items()]
     for name, side in row.sides.items():
         if side.unfinished:
@@ -86,7 +86,7 @@ FOOTNOTE = "* predicted from fates and codec, for independent vectors; --values 
 
 
 def as_json(options: Options, rows: list[Row]) -> dict[str, Any]:
-    """A whole run, down to the time of every op at every rank."""
+    """A whole run, with the time of every op at every rank."""
     return {
         "command": "sim",
         "options": {**asdict(options), "warmup": options.warmup_ops},
@@ -103,7 +103,7 @@ def as_json(options: Options, rows: list[Row]) -> dict[str, Any]:
 
 
 def _side_as_json(side: Side) -> dict[str, Any]:
-    # An op that never ended has no time: null, as JSON has no infinity.
+    # An op that never ended has no time, and JSON has no infinity: it is null.
     def finite(value: float) -> float | None:
         return value if np.isfinite(value) else None
 

@@ -1,8 +1,8 @@
-"""A scenario of the testbed as a simulated network: the same TOML, more ranks, another rate if wanted.
+"""Turns a scenario of the testbed into a simulated network, with more ranks and another rate if wanted.
 
-What is scaled, and why: with a rate of ``k`` times the scenario's, everything that happens in time happens
-``k`` times sooner. Bursts of a tail are sized for the op, so that P99/P50 of a lone message of as many bytes
-is the ratio; bursts that a scenario gives in bytes stay as they are.
+With ``k`` times the rate of the scenario, everything in time happens ``k`` times sooner. Bursts of a tail are
+scaled with the op, so that a lone message of the same size would have the ratio as its P99/P50. Bursts that a
+scenario gives in bytes stay as they are.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ ETHERNET_AND_IP_BYTES = 14 + 20
 UDP_BYTES = 8
 SWITCH_DELAY_S = 10e-6
 HIT_EVERY = 4
-"""A lone message of the testbed meets a burst in one of 25 cases. An op meets those of all ports: that one op
-in a hundred does somewhere, every port has them so many times the ranks more rarely. As a burst lasts as long
-as ``ratio - 1`` ops, some 3 % of the ops of tail-3 are hit: P99 is theirs."""
+"""On the testbed a lone message meets a burst in one of 25 cases. An op meets the bursts of all ports. So
+every port has them less often, by this factor times the number of ranks: then a burst begins in about one op
+in a hundred. A burst lasts for ``ratio - 1`` ops, so about 3 % of the ops of tail-3 are hit, and P99 is one
+of them."""
 FIRST_FAULT_SHARE = 0.25
-"""A fault that a scenario has later than this share of the shortest run possible is brought forward to it."""
+"""A fault comes at the latest after this share of the shortest possible run."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What all sides meet."""
+    """The conditions that all sides meet."""
 
     network: SimulatedNetwork
-    """Of UDP packets."""
+    """The network as UDP packets meet it."""
     freezes: tuple[Freeze, ...]
     mtu_bytes: int
     bytes_per_s: float
 
     def tcp(self) -> SimulatedNetwork:
-        """The same network for packets that bring their own transport header, and that no switch trims."""
+        """The same network for packets that have their own transport header and that no switch trims."""
         return replace(self.network, frame_bytes=ETHERNET_AND_IP_BYTES, trim=0.0, trim_above_bytes=0)
 
 
@@ -119,7 +120,7 @@ def _wan(scenario: HostScenario, ranks: int, faster: float) -> Wan | None:
 def _faults(
     scenario: HostScenario, ranks: int, faster: float, least_s: float
 ) -> tuple[tuple[Freeze, ...], tuple[Partition, ...]]:
-    """Of the first while: repeated freezes end with a run that takes fifty times the shortest possible."""
+    """The freezes and partitions of a run. Repeated ones end after fifty times the shortest possible run."""
     for fault in scenario.faults:
         if fault.host >= ranks:
             raise ConfigError(f"{scenario.name} troubles rank {fault.host}; give --ranks above that")
