@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from tailcut.epsilon import Epsilon
     from tailcut.errors import BehindError, BudgetExceeded, ClosedError, ConfigError, PeerError, TailcutError
     from tailcut.group import Group, Work
+    from tailcut.mirror import LateCompletion, Link, LinkStage, LrScale, StageReport, Traffic
     from tailcut.pytorch.attach import Attachment, attach
-    from tailcut.report import LateCompletion, LrScale, Report, Verdict
+    from tailcut.report import Report, Verdict
     from tailcut.simulation.network import Bursts, BurstyLoss, Partition, RateChange, Wan
     from tailcut.simulation.run import Policy, Simulation, simulate
     from tailcut.simulation.scenario import Freeze, Scenario
@@ -34,6 +35,8 @@ __all__ = [
     "Freeze",
     "Group",
     "LateCompletion",
+    "Link",
+    "LinkStage",
     "LrScale",
     "OpBounds",
     "Partition",
@@ -43,9 +46,11 @@ __all__ = [
     "Report",
     "Scenario",
     "Simulation",
+    "StageReport",
     "Stats",
     "Store",
     "TailcutError",
+    "Traffic",
     "Verdict",
     "Wan",
     "Work",
@@ -59,8 +64,9 @@ _HOMES = {
     "epsilon": ("Epsilon",),
     "errors": ("BehindError", "BudgetExceeded", "ClosedError", "ConfigError", "PeerError", "TailcutError"),
     "group": ("Group", "Work"),
+    "mirror": ("LateCompletion", "Link", "LinkStage", "LrScale", "StageReport", "Traffic"),
     "pytorch.attach": ("Attachment", "attach"),
-    "report": ("LateCompletion", "LrScale", "Report", "Verdict"),
+    "report": ("Report", "Verdict"),
     "simulation.network": ("Bursts", "BurstyLoss", "Partition", "RateChange", "Wan"),
     "simulation.run": ("Policy", "Simulation", "simulate"),
     "simulation.scenario": ("Freeze", "Scenario"),
