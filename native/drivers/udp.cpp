@@ -63,11 +63,12 @@ void UdpLane::abandon() {
 }
 
 void UdpLane::start(const Settings& settings, const std::vector<PeerSettings>& peers,
-                    std::vector<Address> addresses) {
+                    std::vector<Address> addresses, std::vector<std::vector<Address>> sources) {
     if (!settings.multicast.members.empty() && socket_.group_descriptor() < 0)
         throw std::logic_error("members, but no multicast group was joined");
     grid_ = std::make_unique<Grid>(settings, peers);
     addresses_ = std::move(addresses);
+    sources_ = std::move(sources);
     ranks_ = addresses_.size();
     if (socket_.group_descriptor() >= 0) addresses_.push_back(socket_.group_address());
     engine_ = std::make_unique<std::thread>([this] { run(); });
@@ -227,19 +228,32 @@ bool UdpLane::receive(std::size_t most_bytes) {
     std::size_t bytes = 0;
     while (bytes < most_bytes) {
         Time now = 0;  // of the batch, once it is there: never before a datagram came
-        const bool more = socket_.receive([&](std::span<const std::byte> datagram) {
+        const bool more = socket_.receive([&](std::span<const std::byte> datagram, const Address& from) {
             if (now == 0) now = clock_now();
             bytes += datagram.size() + kDatagramOverheadBytes;
-            grid_->receive(now, datagram);
+            take(now, datagram, from);
         });
         if (!more) break;
     }
     return receive_trimmed_packets() > 0 || bytes > 0;
 }
 
+// Whoever has learned the group's tag can fill in a header, but not so easily send from a member's address.
+void UdpLane::take(Time now, std::span<const std::byte> datagram, const Address& from) {
+    if (const auto rank = grid_->claimed_source(datagram)) {
+        const std::vector<Address>& known = sources_[*rank];
+        if (std::find(known.begin(), known.end(), from) == known.end()) {
+            ++forged_packets_;
+            return;
+        }
+    }
+    grid_->receive(now, datagram);
+}
+
 std::size_t UdpLane::receive_trimmed_packets() {
     const std::size_t packets = trimmed_.receive(
-        kTrimmedRound, [&](std::span<const std::byte> datagram) { grid_->receive(clock_now(), datagram); });
+        kTrimmedRound,
+        [&](std::span<const std::byte> datagram, const Address& from) { take(clock_now(), datagram, from); });
     uncorrected_packets_ += packets;
     return packets;
 }
@@ -291,6 +305,7 @@ void UdpLane::publish() {
 void UdpLane::take_stats() {
     LaneStats& stats = shared_->stats;
     stats.protocol = grid_->counters();
+    stats.protocol.rejected[static_cast<std::size_t>(wire::Reject::kAddress)] = forged_packets_;
     stats.socket = socket_.counters();
     stats.uncorrected_packets = uncorrected_packets_;
     stats.pool_used_bytes = grid_->pool_used_bytes();

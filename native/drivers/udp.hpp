@@ -49,8 +49,10 @@ public:
     // std::system_error if that is not permitted. Multicast ones are left out: they count as lost.
     void receive_trimmed() { trimmed_.open(socket_.port()); }
 
+    // `addresses` by rank: where to send. `sources` by rank: where its datagrams may come from; a rank with several
+    // interfaces may send from another one than it is reached at.
     void start(const Settings& settings, const std::vector<PeerSettings>& peers,
-               std::vector<Address> addresses);
+               std::vector<Address> addresses, std::vector<std::vector<Address>> sources);
 
     // The bucket must stay valid until its report is there.
     Ticket submit(std::span<float> bucket, const Terms& terms);
@@ -80,6 +82,7 @@ private:
     void serve();
     void take_commands();
     bool receive(std::size_t most_bytes);
+    void take(Time now, std::span<const std::byte> datagram, const Address& from);
     std::size_t receive_trimmed_packets();
     bool writable() const;
     bool send();
@@ -96,10 +99,11 @@ private:
     // the engine thread's own
     std::unique_ptr<Grid> grid_;
     std::vector<Address> addresses_;  // by rank, then that of the multicast group, if it was joined
+    std::vector<std::vector<Address>> sources_;  // by rank
     std::size_t ranks_ = 0;
     std::vector<Outgoing> batch_;
     bool blocked_ = false;  // the socket is full
-    std::uint64_t uncorrected_packets_ = 0;
+    std::uint64_t uncorrected_packets_ = 0, forged_packets_ = 0;
     bool closing_ = false;
     Time linger_until_ = kNever;
 

@@ -122,6 +122,16 @@ void Grid::receive(Time now, std::span<const std::byte> datagram) {
     pump(now);
 }
 
+std::optional<Rank> Grid::claimed_source(std::span<const std::byte> datagram) const {
+    if (datagram.size() < wire::kHeaderBytes) return {};
+    const std::uint64_t tag = wire::tag_of(datagram);
+    const Rank source = wire::source_of(datagram);
+    if (tag == row_.group_tag() && source < row_length_) return static_cast<Rank>(row_begin_ + source);
+    if (column_ && tag == column_->group_tag() && source < column_->ranks())
+        return static_cast<Rank>(source * row_length_ + place_);
+    return {};
+}
+
 // The column first: a row waits for each of its owners.
 bool Grid::transmit(Time now, Outgoing& out) {
     if (column_ && column_->transmit(now, out)) {

@@ -42,6 +42,8 @@ public:
     bool drained() const { return row_.drained() && (!column_ || column_->drained()); }
 
     void receive(Time now, std::span<const std::byte> datagram);
+    // The rank that a datagram says it is from; none if it is not a packet of this rank's row or column.
+    std::optional<Rank> claimed_source(std::span<const std::byte> datagram) const;
     bool transmit(Time now, Outgoing& out);
     void retract(Time now, Outgoing out);
     Time next_timer() const;

@@ -41,7 +41,11 @@ def start_lanes(
             window_bytes=roster.cards[rank].window_bytes,
             terms=terms,
             peers=peers,
-            addresses=_addresses(roster, index),
+            addresses=[
+                _address(route.address, card.ports[index])
+                for card, route in zip(roster.cards, roster.routes, strict=True)
+            ],
+            sources=[[_address(*source) for source in by_lane[index]] for by_lane in roster.sources],
             members=roster.multicast.members,
             group_path=_multicast_path(config, roster),
         )
@@ -60,12 +64,8 @@ def receive_trimmed(lanes: Sequence[_native.UdpLane]) -> str:
     return "; packets that a switch trims without correcting their lengths are received too"
 
 
-def _addresses(roster: Roster, index: int) -> list[tuple[int, int]]:
-    """Where every rank has its lane of this index: IPv4 address and port."""
-    return [
-        (int(ipaddress.IPv4Address(route.address)), card.ports[index])
-        for card, route in zip(roster.cards, roster.routes, strict=True)
-    ]
+def _address(ipv4: str, port: int) -> tuple[int, int]:
+    return int(ipaddress.IPv4Address(ipv4)), port
 
 
 def _multicast_path(config: Config, roster: Roster) -> _native.PeerSettings | None:

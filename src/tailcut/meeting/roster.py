@@ -17,6 +17,7 @@ from tailcut.errors import PeerError
 from tailcut.grid import GridLayout
 from tailcut.meeting.addresses import (
     LOOPBACK,
+    Source,
     host_identity,
     interfaces,
     is_loopback,
@@ -62,6 +63,8 @@ class Roster:
     """Random, 64 bits, known to the members only: keeps packets of others and of earlier lives out."""
     multicast: Multicast
     """Who hears this rank's multicast."""
+    sources: list[list[set[Source]]]
+    """By rank and lane, where a peer's packets come from; of this rank itself none."""
 
     @property
     def hosts(self) -> int:
