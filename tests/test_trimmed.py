@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -92,18 +94,49 @@ def test_exactly_the_cut_packets_come_by_the_packet_socket(
     assert sum(counts.values()) == cut + counts["version"] + counts["short"] + counts["address"] + 1
 
 
-def test_what_is_not_permitted_is_said() -> None:
+RANK = """
+import os, sys
+from pathlib import Path
+from tailcut import Config, FileStore, Group
+
+rank, directory, asked = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "asked"
+config = Config(trim_bytes=256, **({"receive_uncorrected": True} if asked else {}))
+with Group(rank, 2, FileStore(directory), config) as group:
+    print(group.codec, len(Path("/proc/net/packet").read_text().splitlines()) - 1)
+    print("are received too" in group.describe())
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "printed"), [("asked", "planes 1\nTrue\n"), ("not asked", "planes 0\nFalse\n")]
+)
+def test_a_packet_socket_is_opened_only_if_asked_for(
+    tmp_path: Path, two_hosts: tuple[str, str], asked: str, printed: str
+) -> None:
+    """It is in front of the firewall and checks no checksums: that a switch trims is not reason enough."""
+    with contextlib.ExitStack() as stack:
+        ranks = [
+            stack.enter_context(in_namespace(host, RANK, str(rank), str(tmp_path), asked))
+            for rank, host in enumerate(two_hosts)
+        ]
+        assert [rank.communicate()[0] for rank in ranks] == [printed] * 2
+
+
+def test_a_packet_socket_that_is_not_permitted_is_refused() -> None:
     """As an ordinary user, who has no CAP_NET_RAW."""
     script = """
     import os
-    from tailcut import _native
-    from tailcut.engine.lanes import receive_trimmed
+    from tailcut import ConfigError, Group
     if os.geteuid() == 0:
         os.setuid(65534)
-    print(receive_trimmed([_native.UdpLane(0, 0, True)]))
+    try:
+        Group(0, 1, store=None, receive_uncorrected=True)
+    except ConfigError as error:
+        print(error)
     """
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
     )
+    assert "receive_uncorrected=True" in ended.stdout
     assert "Operation not permitted" in ended.stdout
     assert "grant CAP_NET_RAW" in ended.stdout

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tailcut import _native
 from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
 from tailcut.config import Config
+from tailcut.errors import ConfigError
 from tailcut.grid import GridLayout
 from tailcut.meeting.addresses import is_loopback
 from tailcut.meeting.roster import Card, Roster, Route
@@ -51,17 +52,16 @@ def start_lanes(
         )
 
 
-def receive_trimmed(lanes: Sequence[_native.UdpLane]) -> str:
-    """Also receive packets that a switch trims without correcting their lengths. Returns what came of it."""
+def receive_uncorrected(lanes: Sequence[_native.UdpLane]) -> None:
+    """Also receive packets that a switch trims without correcting their lengths."""
     try:
         for lane in lanes:
             lane.receive_trimmed()
     except RuntimeError as error:  # std::system_error
-        return (
-            f"; packets that a switch trims without correcting their lengths are not received ({error}): "
-            "if yours does that, grant CAP_NET_RAW"
-        )
-    return "; packets that a switch trims without correcting their lengths are received too"
+        raise ConfigError(
+            f"receive_uncorrected=True needs a packet socket, and there is none ({error}): "
+            "grant CAP_NET_RAW, or leave it off if your switch corrects the lengths of what it trims"
+        ) from error
 
 
 def _address(ipv4: str, port: int) -> tuple[int, int]:
