@@ -128,7 +128,7 @@ void bind_reports(nb::module_& m) {
         .value("LENGTH_MISMATCH", Status::kLengthMismatch)
         .value("CLOSED", Status::kClosed)
         .value("SEQ_EXHAUSTED", Status::kSeqExhausted)
-        .value("OUT_OF_MEMORY", Status::kOutOfMemory);
+        .value("FAILED", Status::kFailed);
     nb::enum_<Ending>(m, "Ending")
         .value("ALL", Ending::kAll)
         .value("GRACE", Ending::kGrace)
@@ -376,6 +376,7 @@ void bind_udp(nb::module_& m) {
             },
             "ticket"_a, "timeout_ns"_a)
         .def("forget", &UdpLane::forget, "ticket"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("failure", &UdpLane::failure, nb::call_guard<nb::gil_scoped_release>())
         .def("resynced", &UdpLane::resynced, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &UdpLane::close, "linger_ns"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("join", &UdpLane::join, "timeout_ns"_a, nb::call_guard<nb::gil_scoped_release>())

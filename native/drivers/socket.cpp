@@ -112,6 +112,11 @@ std::size_t Socket::receive_batch(int descriptor, std::size_t most) {
     ++counters_.receive_calls;
     const int got =
         ::recvmmsg(descriptor, messages.data(), static_cast<unsigned>(most), MSG_DONTWAIT, nullptr);
+    if (got < 0 && (errno == EBADF || errno == ENOTSOCK)) {
+        // Somebody has closed it. The number may be another file's by now, which must not be closed here.
+        (descriptor == descriptor_ ? descriptor_ : group_descriptor_) = -1;
+        fail("recvmmsg");
+    }
     if (got > 0) longest_ = 1;
     for (int m = 0; m < got; ++m) {
         lengths_[m] = messages[m].msg_len;

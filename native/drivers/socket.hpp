@@ -63,7 +63,7 @@ public:
 
     // One recvmmsg for the group, and if it had not more, one for the socket: what asks by unicast after what came to
     // the group must not overtake it. Hands every datagram, and where it came from, to `visit` and returns whether there may
-    // be more.
+    // be more. Throws std::system_error if the descriptor is not a socket any more.
     template <typename Visit>
     bool receive(Visit visit) {
         const bool skipped = group_turns_ >= kGroupTurns;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <new>
 #include <stdexcept>
 #include <system_error>
@@ -82,7 +83,7 @@ Ticket UdpLane::submit(std::span<float> bucket, const Terms& terms) {
     if (shared_->ended || shared_->close_linger >= 0 || !engine_) {
         OpReport& report = shared_->reports[ticket];
         report.ticket = ticket;
-        report.status = Status::kClosed;
+        report.status = end_status();
         return ticket;
     }
     shared_->submissions.push_back({ticket, bucket, terms});
@@ -103,7 +104,7 @@ bool UdpLane::wait(Ticket ticket, Duration timeout, OpReport& report) {
         report = found->second;
     } else {  // the engine ended without it
         report.ticket = ticket;
-        report.status = shared_->out_of_memory ? Status::kOutOfMemory : Status::kClosed;
+        report.status = end_status();
     }
     return true;
 }
@@ -112,6 +113,14 @@ void UdpLane::forget(Ticket ticket) {
     const std::lock_guard lock(shared_->mutex);
     shared_->reports.erase(ticket);
 }
+
+std::string UdpLane::failure() const {
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->failure.data();
+}
+
+// Of an op that the engine did not report. Under the lock.
+Status UdpLane::end_status() const { return shared_->failure[0] ? Status::kFailed : Status::kClosed; }
 
 void UdpLane::close(Duration linger) {
     const std::lock_guard lock(shared_->mutex);
@@ -158,17 +167,21 @@ void UdpLane::wake() {
 
 void UdpLane::run() {
     ::prctl(PR_SET_TIMERSLACK, 1000UL);  // ns; the default of 50 us would be added to every deadline
-    bool out_of_memory = false;
+    std::array<char, 256> failure{};
+    const auto note = [&](const char* why) { std::snprintf(failure.data(), failure.size(), "%s", why); };
     try {
         serve();
     } catch (const std::bad_alloc&) {
-        out_of_memory = true;
+        note("out of memory; lower pool_bytes or the buckets");
+    } catch (const std::exception& error) {
+        note(*error.what() ? error.what() : "an exception without a word");
+    } catch (...) {
+        note("an exception of an unknown type");
     }
     batch_.clear();  // before the memory goes that its packets are in
     {
         const std::lock_guard lock(shared_->mutex);
-        shared_->out_of_memory = out_of_memory;
-        take_stats();
+        shared_->failure = failure;
         shared_->ended = true;
     }
     shared_->reported.notify_all();
@@ -203,6 +216,8 @@ void UdpLane::serve() {
     grid_->leave();
     send();
     publish();
+    const std::lock_guard lock(shared_->mutex);
+    take_stats();
 }
 
 void UdpLane::take_commands() {

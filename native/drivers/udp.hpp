@@ -4,11 +4,13 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -61,6 +63,8 @@ public:
     // can ask again.
     bool wait(Ticket ticket, Duration timeout, OpReport& report);
     void forget(Ticket ticket);
+    // Why the engine could not go on; empty while it does. Ops then end with Status::kFailed.
+    std::string failure() const;
 
     // Say goodbye, serve for at most `linger`, end. Returns at once; a second call can shorten the linger.
     void close(Duration linger);
@@ -90,6 +94,7 @@ private:
     void sleep();
     void take_stats();
     void wake();
+    Status end_status() const;
 
     const pid_t process_;
     Socket socket_;
@@ -115,7 +120,8 @@ private:
         LaneStats stats;
         Ticket next_ticket = 1;
         Duration close_linger = -1;  // < 0: stay open
-        bool close_changed = false, resynced = false, asleep = false, ended = false, out_of_memory = false;
+        bool close_changed = false, resynced = false, asleep = false, ended = false;
+        std::array<char, 256> failure{};  // no allocation: it may say that there is no memory
     };
     std::unique_ptr<Shared> shared_ = std::make_unique<Shared>();
 

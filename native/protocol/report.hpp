@@ -18,7 +18,7 @@ enum class Status : std::uint8_t {
     kLengthMismatch,  // the ranks do not agree on the bucket's length, and this rank is not the majority
     kClosed,          // the group was closed under it
     kSeqExhausted,    // seq would wrap
-    kOutOfMemory,     // the engine could not go on
+    kFailed,          // the engine could not go on
 };
 
 // What ended a stage.

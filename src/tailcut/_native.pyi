@@ -261,7 +261,7 @@ class Status(enum.Enum):
 
     SEQ_EXHAUSTED = 5
 
-    OUT_OF_MEMORY = 6
+    FAILED = 6
 
 class Ending(enum.Enum):
     ALL = 0
@@ -641,6 +641,9 @@ class UdpLane:
     def wait(self, ticket: int, timeout_ns: int) -> OpReport | None: ...
 
     def forget(self, ticket: int) -> None: ...
+
+    @property
+    def failure(self) -> str: ...
 
     def resynced(self) -> None: ...
 

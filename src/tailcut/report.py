@@ -292,9 +292,9 @@ def _announced(native: _native.OpReport) -> LrScale | None:
 
 
 def outcome_of(
-    native: _native.OpReport, grid: GridLayout, rank: int, key: Hashable = None
+    native: _native.OpReport, grid: GridLayout, rank: int, key: Hashable = None, failure: str = ""
 ) -> Report | TailcutError:
-    """The report, or the error that ``wait()`` raises."""
+    """The report, or the error that ``wait()`` raises. ``failure``: what the lane says of its engine."""
     status = native.status
     if status == _native.Status.LENGTH_MISMATCH:
         stated = zip(grid.row(rank), native.peer_lengths, native.peer_voted, strict=True)
@@ -305,10 +305,12 @@ def outcome_of(
         )
     if status == _native.Status.CLOSED:
         return ClosedError(f"op {native.seq}: the group was closed before the op ended")
-    if status == _native.Status.OUT_OF_MEMORY:
-        return ClosedError(
-            "the group is closed because its engine ran out of memory; lower pool_bytes or the buckets"
-        )
+    if status == _native.Status.FAILED:
+        return engine_failed(failure)
     if status == _native.Status.SEQ_EXHAUSTED:
         return ConfigError("this group has done 2**32 - 1 ops, which is all it can number; open a new one")
     return _from_native(native, grid.row(rank), grid.column(rank), grid.rows, key)
+
+
+def engine_failed(failure: str) -> ClosedError:
+    return ClosedError(f"the group is closed because its engine failed: {failure}")
