@@ -29,6 +29,14 @@ std::span<const std::byte> span_of(const nb::bytes& bytes) {
     return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
 }
 
+using IpAndPort = std::pair<std::uint32_t, std::uint16_t>;
+
+std::vector<Address> addresses_of(const std::vector<IpAndPort>& pairs) {
+    std::vector<Address> addresses;
+    for (const auto& [ipv4, port] : pairs) addresses.push_back({ipv4, port});
+    return addresses;
+}
+
 void bind_wire(nb::module_& m) {
     nb::class_<wire::Header>(m, "Header")
         .def(nb::init<>())
@@ -198,13 +206,14 @@ void bind_udp(nb::module_& m) {
             [](UdpLane& lane, Rank rank, Rank ranks, Rank rows, std::uint64_t seed, std::uint64_t group_tag,
                Seq window_ops, int codec, bool resend, std::size_t pool_bytes, std::uint32_t window_bytes,
                const Terms& terms, const std::vector<PeerSettings>& peers,
-               const std::vector<std::pair<std::uint32_t, std::uint16_t>>& addresses,
+               const std::vector<IpAndPort>& addresses, const std::vector<std::vector<IpAndPort>>& sources,
                const std::vector<Rank>& members, const std::optional<PeerSettings>& group_path) {
                 const bool fit = std::all_of(members.begin(), members.end(),
                                              [&](Rank member) { return member < ranks && member != rank; });
                 if (!fit || (!members.empty() && !group_path)) throw nb::value_error("members");
                 if (rows == 0 || ranks % rows != 0 || (rows > 1 && !members.empty()))
                     throw nb::value_error("rows");
+                if (addresses.size() != ranks || sources.size() != ranks) throw nb::value_error("addresses");
                 Settings settings;
                 settings.rows = rows;
                 if (group_path) settings.multicast = {members, *group_path};
@@ -216,12 +225,12 @@ void bind_udp(nb::module_& m) {
                 settings.pool_bytes = pool_bytes;
                 settings.window_bytes = window_bytes;
                 settings.terms = terms;
-                std::vector<Address> to;
-                for (const auto& [ipv4, port] : addresses) to.push_back({ipv4, port});
-                lane.start(settings, peers, std::move(to));
+                std::vector<std::vector<Address>> from;
+                for (const auto& of_rank : sources) from.push_back(addresses_of(of_rank));
+                lane.start(settings, peers, addresses_of(addresses), std::move(from));
             },
             "rank"_a, "ranks"_a, "rows"_a, "seed"_a, "group_tag"_a, "window_ops"_a, "codec"_a, "resend"_a,
-            "pool_bytes"_a, "window_bytes"_a, "terms"_a, "peers"_a, "addresses"_a,
+            "pool_bytes"_a, "window_bytes"_a, "terms"_a, "peers"_a, "addresses"_a, "sources"_a,
             "members"_a = std::vector<Rank>{}, "group_path"_a = nb::none(),
             nb::call_guard<nb::gil_scoped_release>())
         .def(
@@ -243,6 +252,7 @@ void bind_udp(nb::module_& m) {
             },
             "ticket"_a, "timeout_ns"_a)
         .def("forget", &UdpLane::forget, "ticket"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("failure", &UdpLane::failure, nb::call_guard<nb::gil_scoped_release>())
         .def("resynced", &UdpLane::resynced, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &UdpLane::close, "linger_ns"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("join", &UdpLane::join, "timeout_ns"_a, nb::call_guard<nb::gil_scoped_release>())

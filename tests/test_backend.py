@@ -67,6 +67,11 @@ def test_sums_of_ddp_are_exact_unless_the_group_opts_in() -> None:
         assert rank["bounded_ops"] > 0
 
 
+def test_warnings_point_at_the_line_that_made_the_process_group() -> None:
+    for rank in results("alarms"):
+        assert rank["places"] == ["collectives.py: told of the group", "collectives.py: told of the mesh"]
+
+
 def test_a_rank_with_another_length_is_told_and_the_group_goes_on() -> None:
     odd, *others = results("mismatch")
     assert odd["told"].count("ConfigError") == 1

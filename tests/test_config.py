@@ -37,6 +37,7 @@ def test_every_field_can_be_set_by_the_environment(monkeypatch: pytest.MonkeyPat
         "multicast": "off",
         "over_budget": "wait",
         "trim_bytes": "256",
+        "receive_uncorrected": "1",
     }
     for field in dataclasses.fields(Config):
         monkeypatch.setenv(

@@ -172,11 +172,21 @@ def test_offload(changes, config, status, words) -> None:
     assert words in check.found
 
 
-def test_packets_trimmed_without_correction_need_a_capability() -> None:
-    assert "whether or not" in host.trimmed(FACTS).found
-    check = host.trimmed(facts(packet_socket=False))
-    assert check.status == "ok"  # it matters behind few switches
-    assert "CAP_NET_RAW" in check.found
+@pytest.mark.parametrize(
+    ("asked", "permitted", "status", "words"),
+    [
+        (False, True, "ok", "others need TAILCUT_RECEIVE_UNCORRECTED=1"),
+        (False, False, "ok", "TAILCUT_RECEIVE_UNCORRECTED=1 and CAP_NET_RAW"),
+        (True, True, "ok", "pass by the firewall"),
+        (True, False, "fail", "CAP_NET_RAW, which is not granted"),
+    ],
+)
+def test_packets_trimmed_without_correction_are_received_if_asked_for_and_permitted(
+    asked, permitted, status, words
+) -> None:
+    check = host.trimmed(facts(packet_socket=permitted), Config(receive_uncorrected=asked))
+    assert check.status == status
+    assert words in check.found
 
 
 def test_multicast_that_does_not_come_back_is_only_a_warning() -> None:

@@ -228,6 +228,31 @@ def test_closing_under_an_op_ends_it_with_an_error(tmp_path: Path) -> None:
                 work.wait()
 
 
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_an_engine_that_fails_ends_its_group_with_an_error_and_no_other_group(
+    tmp_path: Path, lanes: int
+) -> None:
+    """As when a program that becomes a daemon closes all descriptors and opens files under their numbers."""
+    with (
+        open_groups(tmp_path / "failing", 2, linger_s=0, deadline_s=60.0, lanes=lanes) as groups,
+        open_groups(tmp_path / "other", 2) as others,
+        open(os.devnull) as file,
+    ):
+        allreduce(groups, vectors(2, 100))
+        descriptor = groups[0]._ops.lanes[0].descriptor
+        works = [groups[0].allreduce(np.ones(100, np.float32)) for _ in range(lanes)]
+        os.dup2(file.fileno(), descriptor)
+        for _ in range(2):  # asking again says the same
+            with pytest.raises(ClosedError, match=r"its engine failed: recvmmsg: .*non-socket"):
+                works[-1].wait()  # the one on the first lane
+        for _ in range(2):  # on whichever lane it would be
+            with pytest.raises(ClosedError, match=r"its engine failed: recvmmsg: .*non-socket"):
+                groups[0].allreduce(np.ones(100, np.float32))
+        assert [report.status for report in allreduce(others, vectors(2, 100))] == ["complete"] * 2
+        groups[0].close(linger_s=0)
+        os.close(descriptor)  # which the group must not have done: it is not its own any more
+
+
 def test_mismatched_lengths_are_an_error_on_both_of_two_ranks(tmp_path: Path) -> None:
     with open_groups(tmp_path, 2) as groups:
         works = [groups[rank].allreduce(np.ones(100 + rank, np.float32)) for rank in range(2)]

@@ -122,11 +122,11 @@ def test_the_engine_receives_what_comes_to_the_group() -> None:
         rank=0, ranks=2, rows=1, seed=0, group_tag=7, window_ops=4, codec=_native.CODEC_RAW, resend=True,
         pool_bytes=1 << 20, window_bytes=1 << 20, terms=_native.Terms(fixed_bounds(10.0), 16),
         peers=[_native.PeerSettings(1 << 20, 1 << 20, 1424, 0, True)] * 2,
-        addresses=[(number(LOOPBACK), 9)] * 2,
+        addresses=[(number(LOOPBACK), 9)] * 2, sources=[[]] * 2,
     )  # fmt: skip
     send_from(sender, b"\x7c\x09" + bytes(300))  # of another version
     send_from(lane, b"\x7c\x09" + bytes(300))  # its own
-    send_from(sender, b"\x7c\x01\x01" + bytes(300))  # of another group
+    send_from(sender, b"\x7c\x02\x01" + bytes(300))  # of another group
     give_up = time.monotonic() + LIMIT_S
     while lane.stats().protocol.rejected["group"] < 1 and time.monotonic() < give_up:
         select.select([], [], [], 0.001)
@@ -339,7 +339,7 @@ def test_hostile_hellos_and_answers_change_nothing() -> None:
         ):
             stranger.sendto(datagram, ranks[0].post.getsockname())
         ranks[0].probe.receive(0.0)
-        assert ranks[0].probe._heard == set()
+        assert ranks[0].probe.heard_from == {}
         assert ranks[0].probe.pending(0.0) == [1, 2]
         stranger.setblocking(False)
         with pytest.raises(BlockingIOError):

@@ -29,9 +29,11 @@ import dataclasses, json, os, sys
 import numpy as np
 import tailcut
 
-length, ops, directory = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+length, ops, directory, lengths = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-config = tailcut.Config(deadline_s=20, dscp=10, planes=16, trim_bytes=256)
+config = tailcut.Config(
+    deadline_s=20, dscp=10, planes=16, trim_bytes=256, receive_uncorrected=lengths == "leave-lengths"
+)
 with tailcut.Group(rank, ranks, tailcut.FileStore(f"{directory}/store"), config) as group:
     lines = []
     for op in range(ops):
@@ -51,7 +53,8 @@ with tailcut.Group(rank, ranks, tailcut.FileStore(f"{directory}/store"), config)
 
 def run(scenario: HostScenario, directory: Path, length: int, ops: int) -> list[dict]:
     directory.mkdir()
-    argv = [sys.executable, "-c", textwrap.dedent(WORKER), str(length), str(ops), str(directory)]
+    arguments = [str(length), str(ops), str(directory), scenario.switch.lengths]
+    argv = [sys.executable, "-c", textwrap.dedent(WORKER), *arguments]
     with Bed.up(scenario) as testbed:
         workers = [testbed.spawn(h.rank, argv, stderr=subprocess.PIPE) for h in testbed.hosts]
         for worker in workers:

@@ -96,9 +96,12 @@ void Socket::close() {
 std::size_t Socket::receive_batch(int descriptor, std::size_t most) {
     std::array<mmsghdr, kMostMessages> messages{};
     std::array<iovec, kMostMessages> vectors;
+    std::array<sockaddr_in, kMostMessages> names;
     alignas(cmsghdr) std::array<std::array<char, kControlBytes>, kMostMessages> controls;
     for (std::size_t m = 0; m < most; ++m) {
         vectors[m] = {buffers_[m].data(), kBufferBytes};
+        messages[m].msg_hdr.msg_name = &names[m];
+        messages[m].msg_hdr.msg_namelen = sizeof names[m];
         messages[m].msg_hdr.msg_iov = &vectors[m];
         messages[m].msg_hdr.msg_iovlen = 1;
         if (coalesces_) {
@@ -109,11 +112,17 @@ std::size_t Socket::receive_batch(int descriptor, std::size_t most) {
     ++counters_.receive_calls;
     const int got =
         ::recvmmsg(descriptor, messages.data(), static_cast<unsigned>(most), MSG_DONTWAIT, nullptr);
+    if (got < 0 && (errno == EBADF || errno == ENOTSOCK)) {
+        // Somebody has closed it. The number may be another file's by now, which must not be closed here.
+        (descriptor == descriptor_ ? descriptor_ : group_descriptor_) = -1;
+        fail("recvmmsg");
+    }
     if (got > 0) longest_ = 1;
     for (int m = 0; m < got; ++m) {
         lengths_[m] = messages[m].msg_len;
         longest_ = std::max(longest_, lengths_[m]);
         segment_bytes_[m] = 0;
+        sources_[m] = {ntohl(names[m].sin_addr.s_addr), ntohs(names[m].sin_port)};
         msghdr& header = messages[m].msg_hdr;
         for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c))
             if (c->cmsg_level == SOL_UDP && c->cmsg_type == UDP_GRO) {

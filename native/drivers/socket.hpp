@@ -21,6 +21,7 @@ namespace tailcut {
 struct Address {
     std::uint32_t ipv4 = 0;  // host order
     std::uint16_t port = 0;
+    bool operator==(const Address&) const = default;
 };
 
 struct SocketCounters {
@@ -61,7 +62,8 @@ public:
     const SocketCounters& counters() const { return counters_; }
 
     // One recvmmsg for the group, and if it had not more, one for the socket: what asks by unicast after what came to
-    // the group must not overtake it. Hands every datagram to `visit` and returns whether there may be more.
+    // the group must not overtake it. Hands every datagram, and where it came from, to `visit` and returns whether there may
+    // be more. Throws std::system_error if the descriptor is not a socket any more.
     template <typename Visit>
     bool receive(Visit visit) {
         const bool skipped = group_turns_ >= kGroupTurns;
@@ -89,7 +91,7 @@ private:
             const std::size_t segment = segment_bytes_[m] ? segment_bytes_[m] : all.size();
             std::size_t at = 0;
             do {  // an empty datagram is one too
-                visit(all.subspan(at, std::min(segment, all.size() - at)));
+                visit(all.subspan(at, std::min(segment, all.size() - at)), sources_[m]);
                 at += segment;
             } while (at < all.size());
         }
@@ -112,6 +114,7 @@ private:
     std::vector<Buffer> buffers_{
         kMostMessages};  // of which only those pages are ever used that were received into
     std::array<std::size_t, kMostMessages> lengths_{}, segment_bytes_{};
+    std::array<Address, kMostMessages> sources_;
     std::size_t longest_ = kBufferBytes;  // message of the last call that had any
 };
 

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <system_error>
 #include <utility>
 
@@ -17,7 +18,7 @@ namespace tailcut {
 namespace {
 
 // Offsets in an IPv4 packet, with which a cooked packet socket begins.
-constexpr std::uint32_t kTotalLength = 2, kFragment = 6, kProtocol = 9, kUdpDestination = 2;
+constexpr std::uint32_t kTotalLength = 2, kFragment = 6, kProtocol = 9, kIpSource = 12, kUdpDestination = 2;
 constexpr std::size_t kUdpBytes = 8;
 
 // Unfragmented UDP to the port and to this host, shorter than its IP header says.
@@ -84,8 +85,14 @@ std::span<const std::byte> TrimmedSocket::receive_one() {
     if (descriptor_ < 0) return {};
     const ssize_t got = ::recv(descriptor_, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
     if (got <= 0) return {};
-    const std::size_t headers = (std::to_integer<std::size_t>(buffer_[0]) & 15) * 4 + kUdpBytes;
+    const std::size_t ip_bytes = (std::to_integer<std::size_t>(buffer_[0]) & 15) * 4;
+    const std::size_t headers = ip_bytes + kUdpBytes;
     const auto bytes = static_cast<std::size_t>(got);
+    std::uint32_t ipv4;
+    std::uint16_t port;
+    std::memcpy(&ipv4, &buffer_[kIpSource], sizeof ipv4);
+    std::memcpy(&port, &buffer_[ip_bytes], sizeof port);  // with which the UDP header begins
+    source_ = {ntohl(ipv4), ntohs(port)};
     // What was cut before its payload is an empty datagram.
     return {buffer_.data() + std::min(headers, bytes), bytes - std::min(headers, bytes)};
 }

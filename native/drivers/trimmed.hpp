@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <span>
 
+#include "drivers/socket.hpp"
+
 namespace tailcut {
 
 class TrimmedSocket {
@@ -22,14 +24,15 @@ public:
     void close();
     int descriptor() const { return descriptor_; }  // -1: not open, and receive() finds nothing
 
-    // Hands the UDP payloads that are left to `visit`, at most `most` of them. Returns how many.
+    // Hands the UDP payloads that are left, and where they came from, to `visit`, at most `most` of them. Returns how
+    // many.
     template <typename Visit>
     std::size_t receive(std::size_t most, Visit visit) {
         std::size_t count = 0;
         for (; count < most; ++count) {
             const auto datagram = receive_one();
             if (!datagram.data()) break;
-            visit(datagram);
+            visit(datagram, source_);
         }
         return count;
     }
@@ -38,6 +41,7 @@ private:
     std::span<const std::byte> receive_one();  // without data: there is none
 
     int descriptor_ = -1;
+    Address source_;                      // of the latest
     std::array<std::byte, 9216> buffer_;  // a jumbo frame
 };
 

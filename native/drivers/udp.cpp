@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <new>
 #include <stdexcept>
 #include <system_error>
@@ -63,11 +64,12 @@ void UdpLane::abandon() {
 }
 
 void UdpLane::start(const Settings& settings, const std::vector<PeerSettings>& peers,
-                    std::vector<Address> addresses) {
+                    std::vector<Address> addresses, std::vector<std::vector<Address>> sources) {
     if (!settings.multicast.members.empty() && socket_.group_descriptor() < 0)
         throw std::logic_error("members, but no multicast group was joined");
     core_ = make_core(settings, peers);
     addresses_ = std::move(addresses);
+    sources_ = std::move(sources);
     ranks_ = addresses_.size();
     engine_ = std::make_unique<std::thread>([this] { run(); });
 }
@@ -80,7 +82,7 @@ Ticket UdpLane::submit(std::span<float> bucket, const Terms& terms) {
     if (shared_->ended || shared_->close_linger >= 0 || !engine_) {
         OpReport& report = shared_->reports[ticket];
         report.ticket = ticket;
-        report.status = Status::kClosed;
+        report.status = end_status();
         return ticket;
     }
     shared_->submissions.push_back({ticket, bucket, terms});
@@ -101,7 +103,7 @@ bool UdpLane::wait(Ticket ticket, Duration timeout, OpReport& report) {
         report = found->second;
     } else {  // the engine ended without it
         report.ticket = ticket;
-        report.status = shared_->out_of_memory ? Status::kOutOfMemory : Status::kClosed;
+        report.status = end_status();
     }
     return true;
 }
@@ -110,6 +112,14 @@ void UdpLane::forget(Ticket ticket) {
     const std::lock_guard lock(shared_->mutex);
     shared_->reports.erase(ticket);
 }
+
+std::string UdpLane::failure() const {
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->failure.data();
+}
+
+// Of an op that the engine did not report. Under the lock.
+Status UdpLane::end_status() const { return shared_->failure[0] ? Status::kFailed : Status::kClosed; }
 
 void UdpLane::close(Duration linger) {
     const std::lock_guard lock(shared_->mutex);
@@ -156,17 +166,21 @@ void UdpLane::wake() {
 
 void UdpLane::run() {
     ::prctl(PR_SET_TIMERSLACK, 1000UL);  // ns; the default of 50 us would be added to every deadline
-    bool out_of_memory = false;
+    std::array<char, 256> failure{};
+    const auto note = [&](const char* why) { std::snprintf(failure.data(), failure.size(), "%s", why); };
     try {
         serve();
     } catch (const std::bad_alloc&) {
-        out_of_memory = true;
+        note("out of memory; lower pool_bytes or the buckets");
+    } catch (const std::exception& error) {
+        note(*error.what() ? error.what() : "an exception without a word");
+    } catch (...) {
+        note("an exception of an unknown type");
     }
     batch_.clear();  // before the memory goes that its packets are in
     {
         const std::lock_guard lock(shared_->mutex);
-        shared_->out_of_memory = out_of_memory;
-        take_stats();
+        shared_->failure = failure;
         shared_->ended = true;
     }
     shared_->reported.notify_all();
@@ -201,6 +215,8 @@ void UdpLane::serve() {
     core_->leave();
     send();
     publish();
+    const std::lock_guard lock(shared_->mutex);
+    take_stats();
 }
 
 void UdpLane::take_commands() {
@@ -226,19 +242,32 @@ bool UdpLane::receive(std::size_t most_bytes) {
     std::size_t bytes = 0;
     while (bytes < most_bytes) {
         Time now = 0;  // of the batch, once it is there: never before a datagram came
-        const bool more = socket_.receive([&](std::span<const std::byte> datagram) {
+        const bool more = socket_.receive([&](std::span<const std::byte> datagram, const Address& from) {
             if (now == 0) now = clock_now();
             bytes += datagram.size() + kDatagramOverheadBytes;
-            core_->receive(now, datagram);
+            take(now, datagram, from);
         });
         if (!more) break;
     }
     return receive_trimmed_packets() > 0 || bytes > 0;
 }
 
+// Whoever has learned the group's tag can fill in a header, but not so easily send from a member's address.
+void UdpLane::take(Time now, std::span<const std::byte> datagram, const Address& from) {
+    if (const auto rank = core_->claimed_source(datagram)) {
+        const std::vector<Address>& known = sources_[*rank];
+        if (std::find(known.begin(), known.end(), from) == known.end()) {
+            ++forged_packets_;
+            return;
+        }
+    }
+    core_->receive(now, datagram);
+}
+
 std::size_t UdpLane::receive_trimmed_packets() {
     const std::size_t packets = trimmed_.receive(
-        kTrimmedRound, [&](std::span<const std::byte> datagram) { core_->receive(clock_now(), datagram); });
+        kTrimmedRound,
+        [&](std::span<const std::byte> datagram, const Address& from) { take(clock_now(), datagram, from); });
     uncorrected_packets_ += packets;
     return packets;
 }
@@ -290,6 +319,7 @@ void UdpLane::publish() {
 void UdpLane::take_stats() {
     LaneStats& stats = shared_->stats;
     stats.protocol = core_->counters();
+    stats.protocol.rejected[static_cast<std::size_t>(wire::Reject::kAddress)] = forged_packets_;
     stats.socket = socket_.counters();
     stats.uncorrected_packets = uncorrected_packets_;
     stats.pool_used_bytes = core_->pool_used_bytes();

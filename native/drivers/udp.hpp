@@ -4,11 +4,13 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -50,8 +52,10 @@ public:
     // std::system_error if that is not permitted. Multicast ones are left out: they count as lost.
     void receive_trimmed() { trimmed_.open(socket_.port()); }
 
+    // `addresses` by rank: where to send. `sources` by rank: where its datagrams may come from; a rank with several
+    // interfaces may send from another one than it is reached at.
     void start(const Settings& settings, const std::vector<PeerSettings>& peers,
-               std::vector<Address> addresses);
+               std::vector<Address> addresses, std::vector<std::vector<Address>> sources);
 
     // The bucket must stay valid until its report is there.
     Ticket submit(std::span<float> bucket, const Terms& terms);
@@ -60,6 +64,8 @@ public:
     // can ask again.
     bool wait(Ticket ticket, Duration timeout, OpReport& report);
     void forget(Ticket ticket);
+    // Why the engine could not go on; empty while it does. Ops then end with Status::kFailed.
+    std::string failure() const;
 
     // Say goodbye, serve for at most `linger`, end. Returns at once; a second call can shorten the linger.
     void close(Duration linger);
@@ -81,6 +87,7 @@ private:
     void serve();
     void take_commands();
     bool receive(std::size_t most_bytes);
+    void take(Time now, std::span<const std::byte> datagram, const Address& from);
     std::size_t receive_trimmed_packets();
     bool writable() const;
     bool send();
@@ -88,6 +95,7 @@ private:
     void sleep();
     void take_stats();
     void wake();
+    Status end_status() const;
 
     const pid_t process_;
     Socket socket_;
@@ -96,11 +104,12 @@ private:
 
     // the engine thread's own
     std::unique_ptr<Core> core_;
-    std::vector<Address> addresses_;  // by rank
+    std::vector<Address> addresses_;             // by rank
+    std::vector<std::vector<Address>> sources_;  // by rank
     std::size_t ranks_ = 0;
     std::vector<Outgoing> batch_;
     bool blocked_ = false;  // the socket is full
-    std::uint64_t uncorrected_packets_ = 0;
+    std::uint64_t uncorrected_packets_ = 0, forged_packets_ = 0;
     bool closing_ = false;
     Time linger_until_ = kNever;
 
@@ -112,7 +121,8 @@ private:
         LaneStats stats;
         Ticket next_ticket = 1;
         Duration close_linger = -1;  // < 0: stay open
-        bool close_changed = false, resynced = false, asleep = false, ended = false, out_of_memory = false;
+        bool close_changed = false, resynced = false, asleep = false, ended = false;
+        std::array<char, 256> failure{};  // no allocation: it may say that there is no memory
     };
     std::unique_ptr<Shared> shared_ = std::make_unique<Shared>();
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,6 +30,8 @@ public:
     virtual bool drained() const = 0;  // nothing left to serve, and every peer has said goodbye
 
     virtual void receive(Time now, std::span<const std::byte> datagram) = 0;
+    // The rank that a datagram says it is from; none if it is no packet for this core.
+    virtual std::optional<Rank> claimed_source(std::span<const std::byte> datagram) const = 0;
     virtual bool transmit(Time now, Outgoing& out) = 0;
     virtual void retract(Time now,
                          const Outgoing& out) = 0;  // not sent after all, the host is busy; newest first

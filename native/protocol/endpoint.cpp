@@ -126,6 +126,12 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
     spread_news();
 }
 
+std::optional<Rank> Endpoint::claimed_source(std::span<const std::byte> datagram) const {
+    if (datagram.size() < wire::kHeaderBytes || wire::tag_of(datagram) != settings_.group_tag) return {};
+    const Rank source = wire::source_of(datagram);
+    return source < roster_.ranks() ? std::optional(source) : std::nullopt;
+}
+
 void Endpoint::on_feedback(Time now, const wire::Header& header, std::span<const std::byte> report) {
     outbox_.settle(now, header, report);
     roster_.hear(LrScale{header.lr_scale, header.lr_period}, header.seq);

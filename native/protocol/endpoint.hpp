@@ -38,6 +38,7 @@ public:
     bool drained() const override;
 
     void receive(Time now, std::span<const std::byte> datagram) override;
+    std::optional<Rank> claimed_source(std::span<const std::byte> datagram) const override;
     bool transmit(Time now, Outgoing& out) override { return outbox_.transmit(now, out); }
     void retract(Time now, const Outgoing& out) override { outbox_.retract(now, out); }
     Time next_timer() const override;

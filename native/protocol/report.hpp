@@ -24,12 +24,12 @@ enum class Status : std::uint8_t {
     kLengthMismatch,  // the ranks do not agree on the bucket's length, and this rank is not the majority
     kClosed,          // the group was closed under it
     kSeqExhausted,    // seq would wrap
-    kOutOfMemory,     // the engine could not go on
+    kFailed,          // the engine could not go on
 };
 constexpr bool is_error(Status status) { return status > Status::kBehind; }
 constexpr const char* name(Status status) {
-    constexpr const char* kNames[] = {"complete", "partial",       "behind",       "length_mismatch",
-                                      "closed",   "seq_exhausted", "out_of_memory"};
+    constexpr const char* kNames[] = {"complete", "partial",       "behind", "length_mismatch",
+                                      "closed",   "seq_exhausted", "failed"};
     return kNames[static_cast<std::size_t>(status)];
 }
 

@@ -88,8 +88,8 @@ T get(std::span<const std::byte> bytes, Offset at) {
 }  // namespace
 
 const char* name(Reject reason) {
-    constexpr const char* kNames[] = {"short", "version",   "type", "group", "source", "seq",  "shape",
-                                      "owner", "duplicate", "late", "pool",  "length", "epoch"};
+    constexpr const char* kNames[] = {"short", "version",   "type", "group", "source", "seq",   "shape",
+                                      "owner", "duplicate", "late", "pool",  "length", "epoch", "address"};
     static_assert(std::size(kNames) == kRejectReasons);
     return kNames[static_cast<std::size_t>(reason)];
 }
@@ -201,6 +201,10 @@ Parsed parse(std::span<const std::byte> datagram) {
 
 std::uint64_t tag_of(std::span<const std::byte> datagram) {
     return datagram.size() < kHeaderBytes ? 0 : get<std::uint64_t>(datagram, kAtGroupTag) & kTagMask;
+}
+
+std::uint16_t source_of(std::span<const std::byte> datagram) {
+    return get<std::uint16_t>(datagram, kAtSource);
 }
 
 std::size_t stated_payload_bytes(const Header& header) {

@@ -51,6 +51,7 @@ enum class Reject : std::uint8_t {
     kPool,       // W12: an op not reached yet, and no room left to keep it
     kLength,     // W11: more bucket lengths for one op than can be told apart
     kEpoch,      // W13: another epoch of the group, or another life of the source
+    kAddress,    // W14: it comes from elsewhere than its source; the driver knows
     kCount,
 };
 inline constexpr std::size_t kRejectReasons = static_cast<std::size_t>(Reject::kCount);
@@ -118,6 +119,8 @@ struct Parsed {
 Parsed parse(std::span<const std::byte> datagram);
 // The group tag alone, of anything that has a header's length; 0: it has not.
 std::uint64_t tag_of(std::span<const std::byte> datagram);
+// The source alone, of a datagram that has a header's length.
+std::uint16_t source_of(std::span<const std::byte> datagram);
 
 inline constexpr int kMaxPlanes = 16;
 inline constexpr float kLeastLrScale = 0.05f;

@@ -150,6 +150,11 @@ class Config:
     the headers and the first plane of 64 coordinates. 0 says that nothing trims, as on nearly all networks,
     and packets fill the MTU."""
 
+    receive_uncorrected: bool = _setting("receive_uncorrected", flag, False, _YES_OR_NO)
+    """Whether to receive, by an AF_PACKET socket, also what a switch trims without correcting its lengths.
+    Without it such packets are lost, because the kernel drops them. With it they count, but that socket is in
+    front of the firewall, checks no checksums, and needs CAP_NET_RAW."""
+
     dscp: int = _setting("dscp", int, 0, _between(0, 63))
     """The DSCP mark of packets of codec planes, by which a switch knows what it may trim. 0 sets no mark."""
 

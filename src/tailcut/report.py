@@ -200,9 +200,9 @@ def _announced(heard: LrScale) -> LrScale | None:
 
 
 def outcome_of(
-    native: _native.OpReport, grid: GridLayout, rank: int, key: Hashable = None
+    native: _native.OpReport, grid: GridLayout, rank: int, key: Hashable = None, failure: str = ""
 ) -> Report | TailcutError:
-    """The report, or the error that ``wait()`` raises."""
+    """The report, or the error that ``wait()`` raises. ``failure``: what the lane says of its engine."""
     status = native.status
     if status in _RESULTS or status == "behind":
         return _from_native(native, grid.row(rank), grid.column(rank), grid.rows, key)
@@ -215,9 +215,11 @@ def outcome_of(
         )
     if status == "closed":
         return ClosedError(f"op {native.seq}: the group was closed before the op ended")
-    if status == "out_of_memory":
-        return ClosedError(
-            "the group is closed because its engine ran out of memory; lower pool_bytes or the buckets"
-        )
+    if status == "failed":
+        return engine_failed(failure)
     assert status == "seq_exhausted", status
     return ConfigError("this group has done 2**32 - 1 ops, which is all it can number; open a new one")
+
+
+def engine_failed(failure: str) -> ClosedError:
+    return ClosedError(f"the group is closed because its engine failed: {failure}")

@@ -55,11 +55,13 @@ public:
                  : variant.rows > 1                    ? 1e-6f
                                                        : 0.0f) {
         std::vector<Address> addresses;
+        std::vector<std::vector<Address>> sources;
         std::uint32_t buffer = UINT32_MAX;
         for (Rank rank = 0; rank < variant.ranks; ++rank) {
             lanes_.push_back(
                 std::make_unique<UdpLane>(kLoopback, variant.receive_buffer_bytes, variant.offload));
             addresses.push_back({kLoopback, lanes_.back()->port()});
+            sources.push_back({addresses.back()});
             buffer = std::min(buffer, lanes_.back()->receive_buffer_bytes());
         }
         Settings settings;
@@ -74,7 +76,7 @@ public:
                                               {settings.window_bytes, settings.pool_bytes, limits});
         for (Rank rank = 0; rank < variant.ranks; ++rank) {
             settings.shape = {rank, variant.ranks, 7};
-            lanes_[rank]->start(settings, peers, addresses);
+            lanes_[rank]->start(settings, peers, addresses, sources);
         }
     }
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import linecache
 import random
 import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tailcut
 from tailcut.pytorch import stats_of
+from tailcut.pytorch.creation import bounded_part
 from tests.training.common import INPUTS, RANK, RANKS, Cases, perceptron, refusal, values
 
 case = Cases("tailcut")
@@ -261,6 +265,20 @@ def ddp() -> dict[str, Any]:
         "difference": float((plain - bounded).abs().max()),
         "bounded_ops": bounded_ops,
     }
+
+
+@case
+def alarms() -> dict[str, Any]:
+    """The thread that ends ops has something to tell of two groups: one that was asked for, one of a mesh."""
+    asked_for = dist.new_group()  # told of the group
+    mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("one", "all"))  # told of the mesh
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for group in (asked_for, mesh.get_group("one")):
+            bounded_part(group).group._steering._row._alarms.append("tailcut: a rank is dropped")
+            reduced(filled(LARGE), dist.ReduceOp.AVG, group=group)
+    places = [(Path(w.filename).name, linecache.getline(w.filename, w.lineno)) for w in caught]
+    return {"places": [f"{name}: {line.partition('#')[2].strip()}" for name, line in places]}
 
 
 @case

@@ -118,6 +118,13 @@ void GridCore::receive(Time now, std::span<const std::byte> datagram) {
     pump(now);
 }
 
+std::optional<Rank> GridCore::claimed_source(std::span<const std::byte> datagram) const {
+    if (const auto place = row_.claimed_source(datagram)) return static_cast<Rank>(row_begin_ + *place);
+    if (const auto row = column_.claimed_source(datagram))
+        return static_cast<Rank>(*row * row_length_ + place_);
+    return {};
+}
+
 // The column first: a row waits for each of its owners.
 bool GridCore::transmit(Time now, Outgoing& out) {
     if (column_.transmit(now, out)) {

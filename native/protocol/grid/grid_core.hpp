@@ -40,6 +40,7 @@ public:
     bool drained() const override { return row_.drained() && column_.drained(); }
 
     void receive(Time now, std::span<const std::byte> datagram) override;
+    std::optional<Rank> claimed_source(std::span<const std::byte> datagram) const override;
     bool transmit(Time now, Outgoing& out) override;
     void retract(Time now, const Outgoing& out) override;
     Time next_timer() const override { return std::min(row_.next_timer(), column_.next_timer()); }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tailcut import _native
 from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
 from tailcut.config import Config
+from tailcut.errors import ConfigError
 from tailcut.grid import GridLayout
 from tailcut.meeting.addresses import is_loopback
 from tailcut.meeting.roster import Card, Roster, Route
@@ -41,31 +42,30 @@ def start_lanes(
             window_bytes=roster.cards[rank].window_bytes,
             terms=terms,
             peers=peers,
-            addresses=_addresses(roster, index),
+            addresses=[
+                _address(route.address, card.ports[index])
+                for card, route in zip(roster.cards, roster.routes, strict=True)
+            ],
+            sources=[[_address(*source) for source in by_lane[index]] for by_lane in roster.sources],
             members=roster.multicast.members,
             group_path=_multicast_path(config, roster),
         )
 
 
-def receive_trimmed(lanes: Sequence[_native.UdpLane]) -> str:
-    """Also receive packets that a switch trims without correcting their lengths. Returns what came of it."""
+def receive_uncorrected(lanes: Sequence[_native.UdpLane]) -> None:
+    """Also receive packets that a switch trims without correcting their lengths."""
     try:
         for lane in lanes:
             lane.receive_trimmed()
     except RuntimeError as error:  # std::system_error
-        return (
-            f"; packets that a switch trims without correcting their lengths are not received ({error}): "
-            "if yours does that, grant CAP_NET_RAW"
-        )
-    return "; packets that a switch trims without correcting their lengths are received too"
+        raise ConfigError(
+            f"receive_uncorrected=True needs a packet socket, and there is none ({error}): "
+            "grant CAP_NET_RAW, or leave it off if your switch corrects the lengths of what it trims"
+        ) from error
 
 
-def _addresses(roster: Roster, index: int) -> list[tuple[int, int]]:
-    """Where every rank has its lane of this index: IPv4 address and port."""
-    return [
-        (int(ipaddress.IPv4Address(route.address)), card.ports[index])
-        for card, route in zip(roster.cards, roster.routes, strict=True)
-    ]
+def _address(ipv4: str, port: int) -> tuple[int, int]:
+    return int(ipaddress.IPv4Address(ipv4)), port
 
 
 def _multicast_path(config: Config, roster: Roster) -> _native.PeerSettings | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from tailcut import _native
 from tailcut.config import Config
-from tailcut.engine.lanes import receive_trimmed, start_lanes
+from tailcut.engine.lanes import receive_uncorrected, start_lanes
 from tailcut.errors import ConfigError
 from tailcut.grid import GridLayout, grid_of
 from tailcut.meeting.rendezvous import meet
@@ -36,12 +36,14 @@ def open_rank(rank: int, world_size: int, store: Store, config: Config, name: st
     """Meet the other ranks and start this one."""
     grid = _layout(rank, world_size, config)
     lanes = open_lanes(config)
+    if config.receive_uncorrected:
+        receive_uncorrected(lanes)
     roster = meet(store, name, rank, grid, lanes, config)
     codec = _codec(config, roster)
     steering = _steering(rank, grid, config, codec)
     description = _describe(rank, config, roster, codec, steering, lanes)
-    if codec == "planes" and roster.hosts > 1 and config.trim_bytes > 0:
-        description += receive_trimmed(lanes)
+    if config.receive_uncorrected:
+        description += "; packets that a switch trims without correcting their lengths are received too"
     start_lanes(
         lanes, rank=rank, grid=grid, config=config, codec=codec, terms=steering.terms(0), roster=roster
     )

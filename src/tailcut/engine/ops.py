@@ -18,7 +18,7 @@ from tailcut.engine.alarms import Alarms
 from tailcut.engine.buffers import Bucket
 from tailcut.engine.opening import Opening
 from tailcut.errors import ClosedError, ConfigError, TailcutError
-from tailcut.report import Report, outcome_of
+from tailcut.report import Report, engine_failed, outcome_of
 from tailcut.stats import Stats
 
 SLICE_NS = 50_000_000
@@ -92,7 +92,7 @@ class Ops:
             entry = self._in_flight.pop((lane, ticket), None)
             key = entry.key if entry else None
             self._keys.discard(key)
-            outcome = outcome_of(native, self._grid, self._rank, key)
+            outcome = outcome_of(native, self._grid, self._rank, key, self.lanes[lane].failure)
             self.lanes[lane].forget(ticket)  # last: Ctrl-C up to here, and the outcome can be taken again
             if isinstance(outcome, Report):
                 return self._learn(outcome, native.ended_at / 1e9)
@@ -175,6 +175,9 @@ class Ops:
         self.check_process()
         if self._closed:
             raise ClosedError("the group is closed")
+        for lane in self.lanes:
+            if lane.failure:
+                raise engine_failed(lane.failure)
 
 
 _open: weakref.WeakSet[Ops] = weakref.WeakSet()

@@ -18,6 +18,9 @@ SIOCGIFADDR = 0x8915  # linux/sockios.h
 LOOPBACK = "127.0.0.1"
 IP_UDP_BYTES = 28
 
+Source = tuple[str, int]
+"""IPv4 address and UDP port that a datagram came from."""
+
 
 def host_identity() -> str:
     """Processes with the same string share a host and a network namespace, so loopback connects them."""

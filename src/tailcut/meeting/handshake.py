@@ -10,11 +10,13 @@ import select
 import socket
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tailcut import _native
+from tailcut.meeting.addresses import Source
 from tailcut.meeting.multicast import Medium
 from tailcut.meeting.multicast_probe import Peer, Probe, belongs
 
@@ -64,6 +66,8 @@ class Handshake:
         self._instance = instance
         self.contacts: dict[bytes, Contact] = {}
         """The peers by instance."""
+        self.heard_from: defaultdict[tuple[bytes, int], set[Source]] = defaultdict(set)
+        """By instance and lane, where its hellos came from. It may be reached elsewhere."""
         self.probe: Probe | None = None
         """Finds out who hears whose multicast. It begins when all peers are confirmed."""
 
@@ -116,6 +120,12 @@ class Handshake:
             if time.monotonic() >= give_up or (self._settled() and not settled_before):
                 return False
 
+    def sources(self, instance: bytes, lane: int) -> set[Source]:
+        """Where packets of a peer come from, once all are ready: it sends to an address at which its hellos
+        were answered, by unicast or multicast, and so from where they came from."""
+        multicast = self.probe.heard_from.get((instance, lane)) if self.probe else None
+        return self.heard_from[instance, lane] | ({multicast} if multicast else set())
+
     def _settled(self) -> bool:
         return all(contact.confirmed for contact in self.contacts.values()) and not (
             self.probe and self.probe.pending(time.monotonic())
@@ -133,13 +143,14 @@ class Handshake:
             with suppress(OSError):
                 self._take(lane, *incoming.recvfrom(_LARGEST))
 
-    def _take(self, lane: int, datagram: bytes, source: tuple[str, int]) -> None:
+    def _take(self, lane: int, datagram: bytes, source: Source) -> None:
         if len(datagram) < _MESSAGE.size:
             return
         kind, to, sender, peer_lane, index, size = _MESSAGE.unpack_from(datagram)
         if to != self._instance:
             return
         if kind == _HELLO and peer_lane == lane and size == len(datagram):
+            self.heard_from[sender, lane].add(source)
             answer = self._message(_ANSWER, sender, lane, index, size)
             with suppress(OSError):
                 self._sockets[lane].sendto(answer, source)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tailcut import _native
-from tailcut.meeting.addresses import interface_name
+from tailcut.meeting.addresses import Source, interface_name
 from tailcut.meeting.multicast import Medium, Multicast, group_address
 
 _HELLO, _QUESTION, _STATE = b"tailcut*", b"tailcut~", b"tailcut="
@@ -70,8 +70,8 @@ class Probe:
         self._instance = instance
         self._tags = [(group_tag + lane) % _native.TAGS for lane in range(len(lanes))]
         self._peers = peers
-        self._heard: set[tuple[bytes, int]] = set()
-        """The instances and lanes of the hellos that came."""
+        self.heard_from: dict[tuple[bytes, int], Source] = {}
+        """By instance and lane, where its multicast comes from."""
         self._answers: dict[bytes, dict[int, _State]] = {}
         """What each peer has answered, by instance and lane."""
         self._answered_at: dict[bytes, float] = {}
@@ -138,25 +138,26 @@ class Probe:
 
     def receive(self, now: float) -> bool:
         """Take what has come. True if there is a packet of the group itself, which stays for the engine."""
-        for datagram in _waiting(self._post):
+        for datagram, _ in _waiting(self._post):
             self._take_letter(datagram, now)
         begun = False
         for lane, member in enumerate(self._members):
-            for datagram in _waiting(member, socket.MSG_PEEK):
+            for datagram, source in _waiting(member, socket.MSG_PEEK):
                 if belongs(datagram, self._tags[lane : lane + 1]):
                     begun = True
                     break
                 member.recv(_LARGEST)
-                self._take_hello(lane, datagram, now)
+                self._take_hello(lane, datagram, source, now)
         return begun
 
-    def _take_hello(self, lane: int, datagram: bytes, now: float) -> None:
+    def _take_hello(self, lane: int, datagram: bytes, source: Source, now: float) -> None:
         if len(datagram) < _MESSAGE.size:
             return
         kind, to, sender, stated_lane, size = _MESSAGE.unpack_from(datagram)
         meant = kind == _HELLO and to == _everybody(self._tags[lane]) and stated_lane == lane
-        if meant and size == len(datagram) and sender in self._peers and (sender, lane) not in self._heard:
-            self._heard.add((sender, lane))
+        known = sender not in self._peers or (sender, lane) in self.heard_from
+        if meant and size == len(datagram) and not known:
+            self.heard_from[sender, lane] = source
             self._tell(sender, lane)
             if sender in self._answers and not self._hears(sender):  # it may have joined after our last hello
                 self.send_at = min(self.send_at, now + _FIRST_PAUSE_S)
@@ -175,7 +176,7 @@ class Probe:
 
     def _tell(self, peer: bytes, lane: int) -> None:
         """Answer a peer at its known address, whatever source its datagram claims."""
-        heard = _State.HEARD if (peer, lane) in self._heard else _State.UNHEARD
+        heard = _State.HEARD if (peer, lane) in self.heard_from else _State.UNHEARD
         state = heard if self._members else _State.ABSENT
         _send(self._post, self._message(_STATE, peer, lane, state), self._peers[peer].address)
 
@@ -211,7 +212,7 @@ class Probe:
             payload_bytes = medium.packet_bytes - _native.HEADER_BYTES
             found = f"multicast to {reached} {where}"
             return Multicast(members, unheard, payload_bytes, medium.interface, found)
-        if not self._heard:
+        if not self.heard_from:
             self._leave()
         return Multicast((), unheard, 0, "", f"no multicast: {reached} hear it {where}")
 
@@ -230,11 +231,11 @@ def _send(sender: socket.socket, datagram: bytes, to: tuple[str, int]) -> None:
         sender.sendto(datagram, to)
 
 
-def _waiting(source: socket.socket, flags: int = 0) -> Iterator[bytes]:
-    """The datagrams that have come, at most ``_MOST``."""
+def _waiting(incoming: socket.socket, flags: int = 0) -> Iterator[tuple[bytes, Source]]:
+    """The datagrams that have come, at most ``_MOST``, with where they came from."""
     with suppress(OSError):  # the socket is empty
         for _ in range(_MOST):
-            yield source.recv(_LARGEST, socket.MSG_DONTWAIT | flags)
+            yield incoming.recvfrom(_LARGEST, socket.MSG_DONTWAIT | flags)
 
 
 def _everybody(lane_tag: int) -> bytes:

@@ -93,7 +93,7 @@ class _Meeting:
                     handshake.listen(self._packet_tags(tag), 0.0)
                     self._check_agreement()
                     assert handshake.probe
-                    return self._roster(handshake.probe, tag)
+                    return self._roster(handshake, handshake.probe, tag)
             now = time.monotonic()
             if now >= give_up:
                 raise PeerError(self._complaint(waiting))
@@ -229,9 +229,13 @@ class _Meeting:
         fewest = fewest_members(self._config.multicast)
         return Medium(interface, self._config.multicast_ttl, largest, peers, loop, fewest)
 
-    def _roster(self, probe: Probe, tag: int) -> Roster:
+    def _roster(self, handshake: Handshake, probe: Probe, tag: int) -> Roster:
         cards = [self._cards[r] for r in range(self._world_size)]
-        return Roster(cards, self._routes(), tag, probe.conclude())
+        sources = [
+            [handshake.sources(bytes.fromhex(card.instance), lane) for lane in range(len(card.ports))]
+            for card in cards
+        ]
+        return Roster(cards, self._routes(), tag, probe.conclude(), sources)
 
     def _complaint(self, waiting: list[int]) -> str:
         text = (

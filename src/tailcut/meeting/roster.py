@@ -17,6 +17,7 @@ from tailcut.errors import PeerError
 from tailcut.grid import GridLayout
 from tailcut.meeting.addresses import (
     LOOPBACK,
+    Source,
     host_identity,
     interfaces,
     is_loopback,
@@ -64,6 +65,8 @@ class Roster:
     """A random number that only members know. It keeps out packets of other groups and earlier starts."""
     multicast: Multicast
     """Who hears this rank's multicast."""
+    sources: list[list[set[Source]]]
+    """By rank and lane, where a peer's packets come from; of this rank itself none."""
 
     @property
     def hosts(self) -> int:

@@ -30,7 +30,7 @@ def judge(facts: HostFacts, config: Config, world_size: int) -> list[Check]:
         receive_buffer(facts, config, senders),
         offload(facts, config),
         multicast(facts),
-        trimmed(facts),
+        trimmed(facts, config),
         hostname(facts),
         loopback(facts),
     ]
@@ -145,13 +145,19 @@ def offload(facts: HostFacts, config: Config) -> Check:
     return Check("offload", "ok", "UDP_SEGMENT (GSO) and UDP_GRO")
 
 
-def trimmed(facts: HostFacts) -> Check:
+def trimmed(facts: HostFacts, config: Config) -> Check:
+    if not config.receive_uncorrected:
+        privilege = "" if facts.packet_socket else " and CAP_NET_RAW, which is not granted"
+        others = f"others need TAILCUT_RECEIVE_UNCORRECTED=1{privilege}"
+        return Check("trimmed packets", "ok", f"received if the switch corrects their lengths; {others}")
     if facts.packet_socket:
-        return Check("trimmed packets", "ok", "received, whether or not a switch corrects their lengths")
+        found = "received; those whose lengths a switch did not correct pass by the firewall"
+        return Check("trimmed packets", "ok", found)
     return Check(
         "trimmed packets",
-        "ok",
-        "received if the switch corrects their lengths; the others need CAP_NET_RAW, which is not granted",
+        "fail",
+        "TAILCUT_RECEIVE_UNCORRECTED=1 needs CAP_NET_RAW, which is not granted: no group will open",
+        "grant it, or unset TAILCUT_RECEIVE_UNCORRECTED if the switch corrects the lengths of what it trims",
     )
 
 
