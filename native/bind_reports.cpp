@@ -44,6 +44,12 @@ void adopt(nb::handle python_class) {
 
 const char* name(wire::Stage stage) { return stage == wire::Stage::kScatter ? "scatter" : "gather"; }
 
+// What a function of Python's API has made.
+nb::object owned(PyObject* made) {
+    if (!made) nb::raise_python_error();
+    return nb::steal(made);
+}
+
 // Times are seconds, and None where they are not known; enums are their names.
 template <typename T>
 nb::object python_of(const T& value) {
@@ -53,19 +59,21 @@ nb::object python_of(const T& value) {
             T::visit_fields([&](const char*, auto) { ++fields; });
             return fields;
         }();
-        PyObject* values = PyTuple_New(kFields);
+        if (!mirror<T>)
+            throw nb::import_error("reports are made of the classes in tailcut.mirror: import it");
+        const nb::object values = owned(PyTuple_New(kFields));
         Py_ssize_t at = 0;
         T::visit_fields([&](const char*, auto field) {
-            PyTuple_SET_ITEM(values, at++, python_of(value.*field).release().ptr());
+            PyTuple_SET_ITEM(values.ptr(), at++, python_of(value.*field).release().ptr());
         });
-        const nb::object arguments = nb::steal(PyTuple_Pack(1, nb::steal(values).ptr()));
-        return nb::steal(PyTuple_Type.tp_new(mirror<T>, arguments.ptr(), nullptr));
+        const nb::object arguments = owned(PyTuple_Pack(1, values.ptr()));
+        return owned(PyTuple_Type.tp_new(mirror<T>, arguments.ptr(), nullptr));
     } else if constexpr (std::same_as<T, SinceEntry>) {
         return value ? python_of(*value) : nb::none();
     } else if constexpr (std::same_as<T, Duration>) {
         return nb::float_(static_cast<double>(value) / 1e9);
     } else if constexpr (std::is_enum_v<T>) {
-        return nb::steal(PyUnicode_InternFromString(name(value)));
+        return owned(PyUnicode_InternFromString(name(value)));
     } else {
         return nb::cast(value);
     }
@@ -78,10 +86,10 @@ constexpr bool kIsTuple<std::vector<T>> = Mirrored<T>;
 
 template <Mirrored T>
 nb::object python_of(const std::vector<T>& values) {
-    PyObject* all = PyTuple_New(static_cast<Py_ssize_t>(values.size()));
+    const nb::object all = owned(PyTuple_New(static_cast<Py_ssize_t>(values.size())));
     for (std::size_t k = 0; k < values.size(); ++k)
-        PyTuple_SET_ITEM(all, static_cast<Py_ssize_t>(k), python_of(values[k]).release().ptr());
-    return nb::steal(all);
+        PyTuple_SET_ITEM(all.ptr(), static_cast<Py_ssize_t>(k), python_of(values[k]).release().ptr());
+    return all;
 }
 
 using Counts = nb::typed<nb::dict, nb::str, std::uint64_t>;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -169,6 +171,23 @@ def test_every_native_struct_comes_as_its_class() -> None:
     assert last.gather.missing == sum(link.gather.missing for link in last.links)
     assert last.gather.coords == sum(link.gather.coords for link in last.links) == 5000
     assert sum(link.received_packets for link in last.links) > 0
+
+
+def test_without_its_classes_a_report_says_what_to_import() -> None:
+    script = """
+from tailcut import _native
+spec = _native.SimSpec()
+spec.terms = _native.Terms(_native.Bounds(*[10**8] * 6), 16)
+spec.ops_by_rank, spec.compute_ns = [1], [[0]]
+import numpy as np
+report = _native.simulate(spec, [[np.zeros(8, np.float32)]]).reports[0][0]
+try:
+    report.links
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "tailcut.mirror: import it" in done.stdout
 
 
 def test_times_are_of_the_ops_own_clock() -> None:

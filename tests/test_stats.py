@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tailcut import Epsilon, Report, Scenario, Stats, _native, simulate
+from tailcut.engine.totals import Totals, add_lanes
 from tailcut.mirror import LateCompletion, StageReport, Traffic
 from tailcut.policy.deadline import fixed
 from tests.groups import allreduce, open_groups, vectors
@@ -56,13 +57,13 @@ def test_lost_share_is_of_all_results(lost, coordinates, share):
 
 
 def test_ops_are_counted_from_their_reports():
-    stats = Stats()
+    totals = Totals()
     late = (LateCompletion(1, "gather", 100, 0.1), LateCompletion(2, "scatter", 100, 0.1))
     short = StageReport(missing=5)
-    stats.count(Report(0, "complete", 100, 0.1, scatter=short))
-    stats.count(Report(1, "partial", 100, 0.1, lost_frac=0.25, late=late, late_coords=20))
-    stats.count(Report(2, "behind", 100, 0.1, behind_ops=70, lost_frac=1.0))
-    assert stats == Stats(
+    totals.add(Report(0, "complete", 100, 0.1, scatter=short))
+    totals.add(Report(1, "partial", 100, 0.1, lost_frac=0.25, late=late, late_coords=20))
+    totals.add(Report(2, "behind", 100, 0.1, behind_ops=70, lost_frac=1.0))
+    assert totals.counted == Stats(
         ops=3,
         partial_ops=1,
         lossy_ops=2,
@@ -83,18 +84,19 @@ def lane(**counters: Any) -> Any:
         uncorrected_packets=3,
         pool_used_bytes=4,
         memory_bytes=5,
+        rtt_ns=[0, 6_000_000],
         contributing="evicted_means" not in counters,
     )
 
 
 def test_lanes_add_up_and_one_that_does_not_contribute_is_enough():
     stats = Stats()
-    stats.add_lane(lane(traffic=Traffic(late_packets=1), rejected={"late": 1}, lost_packets=6))
-    assert stats.contributing
-    stats.add_lane(lane(traffic=Traffic(late_packets=2), rejected={"late": 2, "crc": 1}, evicted_means=7))
+    first = lane(traffic=Traffic(late_packets=1), rejected={"late": 1}, lost_packets=6)
+    second = lane(traffic=Traffic(late_packets=2), rejected={"late": 2, "type": 1}, evicted_means=7)
+    add_lanes(stats, [first, second])
     assert stats == Stats(
         traffic=Traffic(late_packets=3),
-        rejected={"late": 3, "crc": 1},
+        rejected={"late": 3, "type": 1},
         lost_packets=6,
         evicted_means=7,
         uncorrected_packets=6,
@@ -102,6 +104,7 @@ def test_lanes_add_up_and_one_that_does_not_contribute_is_enough():
         failed_sends=4,
         pool_used_bytes=8,
         memory_bytes=10,
+        rtt_s=(0.0, 0.006),
         contributing=False,
     )
 
@@ -126,12 +129,12 @@ def test_late_means_and_completions_of_a_simulated_group_are_counted():
     scenario = Scenario(
         ranks=2, length=20_000, ops=3, delay_s=0.04, bytes_per_s=2e6, compute_s=[[0.5] * 2] * 3
     )
-    stats = Stats()
+    totals = Totals()
     for report in simulate(scenario).reports(0):
-        stats.count(report)
-    assert stats.partial_ops == 3
-    assert stats.late_coordinates > 0
-    assert stats.late_completions > 0
+        totals.add(report)
+    assert totals.counted.partial_ops == 3
+    assert totals.counted.late_coordinates > 0
+    assert totals.counted.late_completions > 0
 
 
 def test_a_groups_traffic_is_in_its_stats(tmp_path):

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-from tailcut import _native
 from tailcut.epsilon import NO_ERROR, Epsilon
 from tailcut.mirror import NO_TRAFFIC, Traffic, plain, summed
-from tailcut.report import Report
 
 
 class OpBounds(NamedTuple):
@@ -123,29 +121,6 @@ class Stats:
             for _, rank, faults in worst
         ]
 
-    def count(self, report: Report) -> None:
-        """Add an op that has ended."""
-        self.ops += 1
-        self.partial_ops += report.status == "partial"
-        self.lossy_ops += report.lost_frac > 0
-        self.short_means += report.scatter.missing > 0
-        self.behind_ops += report.behind_ops
-        self.coordinates += report.length
-        self.lost_coordinates += round(report.lost_frac * report.length)
-        self.late_coordinates += report.late_coords
-        self.late_completions += len(report.late)
-
-    def add_lane(self, lane: _native.LaneStats) -> None:
-        """Add what a lane has counted."""
-        for name in _COUNTERS:
-            setattr(self, name, summed(getattr(self, name), getattr(lane.protocol, name)))
-        self.uncorrected_packets += lane.uncorrected_packets
-        self.contributing &= lane.contributing
-        self.blocked_sends += lane.socket.blocked_sends
-        self.failed_sends += lane.socket.failed_sends
-        self.pool_used_bytes += lane.pool_used_bytes
-        self.memory_bytes += lane.memory_bytes
-
     def to_dict(self) -> dict[str, Any]:
         """Every field and ``lost_frac`` by name, in values that JSON has: named tuples (``traffic``,
         ``epsilon``, each of the ``bounds``) as objects, tuples by rank as lists."""
@@ -166,8 +141,6 @@ class Stats:
             traffic=summed(self.traffic, traffic),
         )
 
-
-_COUNTERS = _native.Counters.fields()
 
 _LEVELS = ("pool_used_bytes", "memory_bytes")
 """What is so now, and does not add up."""

@@ -11,12 +11,12 @@ import threading
 import weakref
 import zlib
 from collections.abc import Hashable
-from dataclasses import replace
 from typing import NamedTuple
 
 from tailcut.engine.alarms import Alarms
 from tailcut.engine.buffers import Bucket
 from tailcut.engine.opening import Opening
+from tailcut.engine.totals import Totals, add_lanes
 from tailcut.errors import ClosedError, ConfigError, TailcutError
 from tailcut.report import Report, engine_failed, outcome_of
 from tailcut.stats import Stats
@@ -61,7 +61,7 @@ class Ops:
         self._calls = 0
         self._in_flight: dict[tuple[int, int], _Entry] = {}
         self._keys: set[Hashable] = set()
-        self._totals = Stats()
+        self._totals = Totals()
         self._alarms = Alarms(opening.steering, trim_bytes)
         _open.add(self)
 
@@ -100,7 +100,7 @@ class Ops:
 
     def _learn(self, report: Report, now_s: float) -> Report | TailcutError:
         report = self._steering.after(report, now_s)
-        self._totals.count(report)
+        self._totals.add(report)
         self._alarms.after(report)
         return report if report.status == "behind" else self._steering.excess() or report
 
@@ -128,20 +128,8 @@ class Ops:
         self.check_process()
         lanes = [lane.stats() for lane in self.lanes]
         with self._lock:
-            spending = self._steering.spending
-            stats = replace(
-                self._totals,
-                bounds=self._steering.known_bounds,
-                verdicts=self._steering.verdicts,
-                drop_share=self._steering.drop_share,
-                epsilon=spending.total,
-                recent_epsilon=spending.recent,
-                budget=spending.budget,
-                lr_scale=self._steering.lr_scale,
-            )
-        for lane in lanes:
-            stats.add_lane(lane)
-        stats.rtt_s = tuple(ns / 1e9 for ns in lanes[0].rtt_ns)
+            stats = self._totals.with_policy(self._steering)
+        add_lanes(stats, lanes)
         return stats
 
     def close(self, linger_s: float) -> None:
