@@ -185,7 +185,7 @@ def train(order: dict[str, Any], store: TCPStore, begun: Path) -> dict[str, Any]
     result: dict[str, Any] = {"times_s": times_s[: last.number], "elapsed_s": elapsed_s}
     if attachment:
         stats = attachment.stats()
-        result |= {"stats": dataclasses.asdict(stats), "stats_text": str(stats)}
+        result |= {"stats": stats.to_dict(), "stats_text": str(stats)}
         attachment.close()
     if rank == 0:
         if not evaluations or evaluations[-1][0] != number:

@@ -93,8 +93,8 @@ def measure(given: Scenario, senders: int | None, warmup: int) -> Figures:
     simulation = simulate(given, policies=policies)
     reports = [simulation.reports(rank)[warmup:] for rank in range(given.ranks)]
     lost = np.mean([[report.lost_frac for report in ops] for ops in reports])
-    missing = np.mean([[np.mean(report.scatter_lost) for report in ops] for ops in reports])
-    sent = sum(counters.sent_packets for counters in simulation.native.counters)
+    missing = np.mean([[report.scatter.missing / report.scatter.coords for report in ops] for ops in reports])
+    sent = sum(counters.traffic.sent_packets for counters in simulation.native.counters)
     limits = [[n or given.ranks - 1 for n in policy.advertised] for policy in policies]
     return Figures(
         np.array([[report.elapsed_s for report in ops] for ops in reports]),

@@ -34,7 +34,8 @@ def be_rank(rank: int, ranks: int, directory: str, mode: str, ops: int, count: i
             report = group.allreduce(bucket).wait()
             if report.status != "complete" or not (bucket == (ranks - 1) / 2).all():
                 raise SystemExit(f"rank {rank}: wrong result: {report}")
-            lines.append((report.elapsed_s, report.scatter_s, report.sent_bytes, report.resent_packets))
+            sent_bytes, resent_packets = report.traffic.sent_bytes, report.traffic.resent_packets
+            lines.append((report.elapsed_s, report.scatter.ended_s, sent_bytes, resent_packets))
         stats = group.stats()
     print(json.dumps({"ops": lines[WARM_UP_OPS:], "rejected": stats.rejected}), flush=True)
 

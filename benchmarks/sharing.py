@@ -42,13 +42,13 @@ def average(directory: str, rank: int, ranks: int, until_s: float, bucket_bytes:
     """Buckets without a pause until a time that all ranks know."""
     config = tailcut.Config(codec="raw", deadline_s=30.0)
     with tailcut.Group(rank, ranks, tailcut.FileStore(Path(directory)), config) as group:
-        tell(came=group.stats().received_bytes, at_s=time.monotonic())
+        tell(came=group.stats().traffic.received_bytes, at_s=time.monotonic())
         buckets = [np.ones(bucket_bytes // 4, np.float32) for _ in range(in_flight)]
         works = [group.allreduce(bucket) for bucket in buckets]
         while True:
             report = works.pop(0).wait()
-            last_s = [report.scatter_last_s[peer] for peer in range(ranks) if peer != rank]
-            tell(came=group.stats().received_bytes, at_s=time.monotonic(), last_s=last_s)
+            last_s = [report.links[peer].scatter.last_s for peer in range(ranks) if peer != rank]
+            tell(came=group.stats().traffic.received_bytes, at_s=time.monotonic(), last_s=last_s)
             # The mean decides, for it is the same everywhere: so every rank makes the same number of calls.
             goes_on = bool(buckets[0][0] > 0)
             buckets.append(buckets.pop(0))
@@ -59,7 +59,7 @@ def average(directory: str, rank: int, ranks: int, until_s: float, bucket_bytes:
         for work in works:
             work.wait()
         stats = group.stats()
-        tell(sent=stats.sent_packets, blocked=stats.blocked_sends)
+        tell(sent=stats.traffic.sent_packets, blocked=stats.blocked_sends)
 
 
 def tcp_receive() -> None:

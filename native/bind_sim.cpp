@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind_tables.hpp"
 #include "drivers/simnet.hpp"
 #include "sim/baseline.hpp"
 
@@ -19,7 +20,6 @@ namespace {
 
 using Bucket = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Counts = nb::typed<nb::dict, nb::str, std::uint64_t>;
-using Rows = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<2>>;
 
 Counts fates_of(const sim::NetworkCounters& counters) {
     constexpr const char* kNames[] = {"delivered",   "lost",        "queue_drop",
@@ -38,34 +38,63 @@ std::function<void(std::uint64_t)> glance_of(std::function<void(std::uint64_t)> 
     };
 }
 
-Rows owned_rows(std::vector<std::int64_t> cells, std::size_t columns) {
-    auto* kept = new std::vector<std::int64_t>(std::move(cells));
-    const nb::capsule owner(kept,
-                            [](void* p) noexcept { delete static_cast<std::vector<std::int64_t>*>(p); });
-    return Rows(kept->data(), {kept->size() / columns, columns}, owner);
+// A DATA packet that an endpoint was handed intact.
+struct Delivery {
+    Time at;
+    Rank source, destination;
+    Seq seq;
+    bool gather, empty, over;
+    Rank shard;
+    std::uint32_t first, count, bucket_len;
+    std::uint32_t payload_bytes, stated_payload_bytes;  // fewer than stated: it was trimmed
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("at_ns", &Delivery::at);
+        visit("source", &Delivery::source);
+        visit("destination", &Delivery::destination);
+        visit("seq", &Delivery::seq);
+        visit("gather", &Delivery::gather);
+        visit("empty", &Delivery::empty);
+        visit("over", &Delivery::over);
+        visit("shard", &Delivery::shard);
+        visit("first", &Delivery::first);
+        visit("count", &Delivery::count);
+        visit("bucket_len", &Delivery::bucket_len);
+        visit("payload_bytes", &Delivery::payload_bytes);
+        visit("stated_payload_bytes", &Delivery::stated_payload_bytes);
+    }
+};
+
+std::vector<Delivery> deliveries_of(const SimResult& result) {
+    std::vector<Delivery> deliveries;
+    for (const SimPacket& p : result.record) {
+        if (p.fate != SimFate::kDelivered || p.damaged) continue;
+        const wire::Header& header = p.header;
+        deliveries.push_back({p.at, p.source, p.destination, header.seq,
+                              header.stage() == wire::Stage::kGather, header.empty(),
+                              (header.flags & wire::kOver) != 0, header.shard, header.first, header.count,
+                              header.bucket_len, p.payload_bytes,
+                              static_cast<std::uint32_t>(wire::stated_payload_bytes(header))});
+    }
+    return deliveries;
 }
 
-// A row for each summary: rank, op, status, times of entry, of closing SCATTER and of ending (ns), coordinates of all
-// contributions to the own shard and those missing, missing and EMPTY of all means, packets and bytes sent, packets received
-// and of those trimmed, coordinates of all rows' sums in the column and those missing, of the op before
-// those that came late.
-Rows rows_of(const std::vector<OpSummary>& summaries) {
-    constexpr std::size_t kColumns = 17;
-    std::vector<std::int64_t> cells;
-    cells.reserve(kColumns * summaries.size());
-    for (const OpSummary& s : summaries)
-        for (const auto cell :
-             {static_cast<std::int64_t>(s.rank), static_cast<std::int64_t>(s.op),
-              static_cast<std::int64_t>(s.status), s.entered_at, s.scatter_closed_at, s.finished_at,
-              static_cast<std::int64_t>(s.scatter_expected), static_cast<std::int64_t>(s.scatter_missing),
-              static_cast<std::int64_t>(s.gather_missing), static_cast<std::int64_t>(s.gather_empty),
-              static_cast<std::int64_t>(s.sent_packets), static_cast<std::int64_t>(s.sent_bytes),
-              static_cast<std::int64_t>(s.received_packets), static_cast<std::int64_t>(s.trimmed_packets),
-              static_cast<std::int64_t>(s.column_expected), static_cast<std::int64_t>(s.column_missing),
-              static_cast<std::int64_t>(s.late_coords)})
-            cells.push_back(cell);
-    return owned_rows(std::move(cells), kColumns);
-}
+// What became of a packet that carry() has sent.
+struct Arrival {
+    Rank source, destination;
+    std::uint32_t bytes, number;
+    Time at;  // -1: it was dropped
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("source", &Arrival::source);
+        visit("destination", &Arrival::destination);
+        visit("bytes", &Arrival::bytes);
+        visit("number", &Arrival::number);
+        visit("at_ns", &Arrival::at);
+    }
+};
 
 void bind_network(nb::module_& m) {
     nb::class_<sim::NetworkSpec>(m, "NetworkSpec")
@@ -125,15 +154,15 @@ void bind_network(nb::module_& m) {
         .def_ro("trimmed_packets", &sim::NetworkCounters::trimmed_packets)
         .def_ro("burst_packets", &sim::NetworkCounters::burst_packets)
         .def_ro("burst_drops", &sim::NetworkCounters::burst_drops);
-    // Sends so many bytes each at the given times, and says what became of each: (source, destination, bytes, number,
-    // arrived_at_ns); the time is -1 if it was dropped. The network alone, for its tests.
+    // Sends so many bytes each at the given times, and says what became of each: a table of arrivals. The network alone,
+    // for its tests.
     m.def(
         "carry",
         [](const sim::NetworkSpec& spec, Rank hosts,
            const std::vector<std::tuple<Time, Rank, std::vector<Rank>, std::uint32_t>>& sends) {
             sim::Network network(spec, hosts, wire::kHeaderBytes);
             for (std::uint32_t k = 0; k < sends.size(); ++k) network.alarm(std::get<0>(sends[k]), 0, 0, k);
-            std::vector<std::tuple<Rank, Rank, std::uint32_t, std::uint32_t, Time>> arrivals;
+            std::vector<Arrival> arrivals;
             sim::Happening happening;
             while (network.next(happening)) {
                 if (happening.kind == sim::Happening::Kind::kAlarm) {
@@ -146,7 +175,7 @@ void bind_network(nb::module_& m) {
                 arrivals.push_back({packet.source, packet.destination, packet.bytes, packet.tag,
                                     arrived ? network.now() : -1});
             }
-            return arrivals;
+            return table_of(std::move(arrivals));
         },
         "spec"_a, "hosts"_a, "sends"_a);
 }
@@ -206,20 +235,8 @@ void bind_endpoints(nb::module_& m) {
         .def_ro("ended_at_ns", &SimResult::ended_at)
         .def_prop_ro("fates", [](const SimResult& result) { return fates_of(result.network); })
         .def_ro("network", &SimResult::network)
-        .def("summaries", [](const SimResult& result) { return rows_of(result.summaries); })
-        // DATA packets handed to endpoints intact: (at_ns, source, destination, seq, gather, empty, shard, first,
-        // count, payload_bytes, bucket_len, over, stated_payload_bytes)
-        .def_prop_ro("deliveries", [](const SimResult& result) {
-            nb::typed<nb::list, nb::typed<nb::tuple, nb::int_, nb::ellipsis>> lines;
-            for (const SimPacket& p : result.record)
-                if (p.fate == SimFate::kDelivered && !p.damaged)
-                    lines.append(nb::make_tuple(
-                        p.at, p.source, p.destination, p.header.seq, p.header.stage() == wire::Stage::kGather,
-                        p.header.empty(), p.header.shard, p.header.first, p.header.count, p.payload_bytes,
-                        p.header.bucket_len, (p.header.flags & wire::kOver) != 0,
-                        wire::stated_payload_bytes(p.header)));
-            return lines;
-        });
+        .def("summaries", [](const SimResult& result) { return table_of(result.summaries); })
+        .def("deliveries", [](const SimResult& result) { return table_of(deliveries_of(result)); });
     m.def(
         "packet_granules",
         [](int codec, int planes, std::uint32_t payload_bytes, std::uint32_t trim_payload_bytes) {
@@ -243,17 +260,6 @@ void bind_endpoints(nb::module_& m) {
             return simulate(spec, spans);
         },
         "spec"_a, "buckets"_a, "progress"_a.none() = nb::none());
-}
-
-// A row for each op at each rank: rank, op, times of entry and of ending (ns).
-Rows rows_of(const std::vector<sim::BaselineOp>& ops) {
-    std::vector<std::int64_t> cells;
-    cells.reserve(4 * ops.size());
-    for (const sim::BaselineOp& op : ops)
-        for (const std::int64_t cell :
-             {std::int64_t{op.rank}, std::int64_t{op.op}, op.entered_at, op.finished_at})
-            cells.push_back(cell);
-    return owned_rows(std::move(cells), 4);
 }
 
 void bind_baselines(nb::module_& m) {
@@ -287,7 +293,7 @@ void bind_baselines(nb::module_& m) {
             },
             "rank"_a, "from_ns"_a, "until_ns"_a.none());
     nb::class_<sim::BaselineResult>(m, "BaselineResult")
-        .def("ops", [](const sim::BaselineResult& result) { return rows_of(result.ops); })
+        .def("ops", [](const sim::BaselineResult& result) { return table_of(result.ops); })
         .def_ro("network", &sim::BaselineResult::network)
         .def_prop_ro("segments", [](const sim::BaselineResult& r) { return r.transport.segments; })
         .def_prop_ro("resent_segments",

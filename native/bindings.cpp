@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "bind_codec.hpp"
+#include "bind_reports.hpp"
 #include "bind_sim.hpp"
 #include "drivers/udp.hpp"
 
@@ -26,21 +27,6 @@ std::span<float> span_of(const Bucket& bucket) { return {bucket.data(), bucket.s
 
 std::span<const std::byte> span_of(const nb::bytes& bytes) {
     return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
-}
-
-using Counts = nb::typed<nb::dict, nb::str, std::uint64_t>;
-
-Counts rejected(const Counters& counters) {
-    Counts reasons;
-    for (std::size_t k = 0; k < wire::kRejectReasons; ++k)
-        reasons[wire::name(static_cast<wire::Reject>(k))] = counters.rejected[k];
-    return reasons;
-}
-
-nb::bytes granule_bytes(const GranuleSet& set, std::uint32_t granules) {
-    std::string flags(granules, '\0');
-    for (std::uint32_t g = 0; g < granules; ++g) flags[g] = static_cast<char>(set.test(g));
-    return nb::bytes(flags.data(), flags.size());
 }
 
 void bind_wire(nb::module_& m) {
@@ -112,120 +98,7 @@ void bind_wire(nb::module_& m) {
         "bucket_len"_a, "ranks"_a, "shard"_a);
 }
 
-void bind_reports(nb::module_& m) {
-    nb::enum_<Status>(m, "Status")
-        .value("COMPLETE", Status::kComplete)
-        .value("DEADLINE", Status::kDeadline)
-        .value("BEHIND", Status::kBehind)
-        .value("LENGTH_MISMATCH", Status::kLengthMismatch)
-        .value("CLOSED", Status::kClosed)
-        .value("SEQ_EXHAUSTED", Status::kSeqExhausted)
-        .value("OUT_OF_MEMORY", Status::kOutOfMemory);
-    nb::enum_<Ending>(m, "Ending")
-        .value("ALL", Ending::kAll)
-        .value("GRACE", Ending::kGrace)
-        .value("BOUND", Ending::kBound)
-        .value("DEADLINE", Ending::kDeadline);
-    nb::class_<LateCompletion>(m, "LateCompletion")
-        .def_ro("seq", &LateCompletion::seq)
-        .def_prop_ro("stage", [](const LateCompletion& late) { return static_cast<int>(late.stage); })
-        .def_ro("bucket_len", &LateCompletion::bucket_len)
-        .def_ro("took_ns", &LateCompletion::took);
-    nb::class_<Energies>(m, "Energies")
-        .def(nb::init<>())
-        .def_ro("contributed", &Energies::contributed)
-        .def_ro("sampled", &Energies::sampled)
-        .def_ro("mean", &Energies::mean)
-        .def_ro("quantized", &Energies::quantized)
-        .def_ro("trimmed", &Energies::trimmed)
-        .def_ro("planes", &Energies::planes)
-        .def_ro("void_mean", &Energies::void_mean)
-        .def_ro("sent_noise", &Energies::sent_noise)
-        .def_ro("sent_nominal", &Energies::sent_nominal)
-        .def_ro("mean_quantized", &Energies::mean_quantized)
-        .def_ro("received", &Energies::received)
-        .def_ro("received_trimmed", &Energies::received_trimmed)
-        .def_ro("received_lost", &Energies::received_lost)
-        .def_ro("coords", &Energies::coords)
-        .def_ro("void_coords", &Energies::void_coords)
-        .def_ro("received_coords", &Energies::received_coords)
-        .def_ro("unseen_coords", &Energies::unseen_coords);
-    nb::class_<OpReport>(m, "OpReport")
-        .def_ro("ticket", &OpReport::ticket)
-        .def_ro("status", &OpReport::status)
-        .def_ro("seq", &OpReport::seq)
-        .def_ro("behind_ops", &OpReport::behind_ops)
-        .def_ro("bucket_len", &OpReport::bucket_len)
-        .def_ro("own_shard", &OpReport::own_shard)
-        .def_ro("place", &OpReport::place)
-        .def_ro("column", &OpReport::column)
-        .def_ro("non_finite", &OpReport::non_finite)
-        .def_ro("contributed", &OpReport::contributed)
-        .def_ro("planes", &OpReport::planes)
-        .def_ro("gather_planes", &OpReport::gather_planes)
-        .def_ro("energies", &OpReport::energies)
-        .def_prop_ro("lr_scale", [](const OpReport& report) { return report.lr_scale.scale; })
-        .def_prop_ro("lr_period", [](const OpReport& report) { return report.lr_scale.period; })
-        .def_ro("entered_at", &OpReport::entered_at)
-        .def_ro("majority_entered_at", &OpReport::majority_entered_at)
-        .def_ro("scatter_closed_at", &OpReport::scatter_closed_at)
-        .def_ro("scatter_ended_by", &OpReport::scatter_ending)
-        .def_ro("gather_ended_by", &OpReport::gather_ending)
-        .def_ro("peer_entered_at", &OpReport::peer_entered_at)
-        .def_ro("scatter_last_at", &OpReport::scatter_last_at)
-        .def_ro("gather_last_at", &OpReport::gather_last_at)
-        .def_ro("silent", &OpReport::silent)
-        .def_ro("sent_to_packets", &OpReport::sent_to_packets)
-        .def_ro("sent_lost_packets", &OpReport::sent_lost_packets)
-        .def_ro("received_from_packets", &OpReport::received_from_packets)
-        .def_ro("received_lost_packets", &OpReport::received_lost_packets)
-        .def_ro("late", &OpReport::late)
-        .def_ro("late_coords", &OpReport::late_coords)
-        .def_ro("resent_packets", &OpReport::resent_packets)
-        .def_ro("multicast_packets", &OpReport::multicast_packets)
-        .def_ro("finished_at", &OpReport::finished_at)
-        .def_ro("shard_lengths", &OpReport::shard_lengths)
-        .def_ro("scatter_missing", &OpReport::scatter_missing)
-        .def_ro("abstained", &OpReport::abstained)
-        .def_ro("gather_missing", &OpReport::gather_missing)
-        .def_ro("gather_empty", &OpReport::gather_empty)
-        .def_ro("peer_lengths", &OpReport::peer_lengths)
-        .def_ro("peer_voted", &OpReport::peer_voted)
-        .def_ro("sent_packets", &OpReport::sent_packets)
-        .def_ro("sent_bytes", &OpReport::sent_bytes)
-        .def_ro("received_packets", &OpReport::received_packets)
-        .def_ro("received_bytes", &OpReport::received_bytes)
-        .def_ro("trimmed_packets", &OpReport::trimmed_packets)
-        .def("contributions",
-             [](const OpReport& report) {  // by rank, a byte per granule of the own shard
-                 const Layout layout{report.bucket_len, static_cast<Rank>(report.contributions.size())};
-                 std::vector<nb::bytes> all;
-                 for (const auto& set : report.contributions)
-                     all.push_back(granule_bytes(set, layout.granules(report.own_shard)));
-                 return all;
-             })
-        .def("held", [](const OpReport& report) {  // by shard, a byte per granule
-            const Layout layout{report.bucket_len, static_cast<Rank>(report.held.size())};
-            std::vector<nb::bytes> all;
-            for (Rank shard = 0; shard < report.held.size(); ++shard)
-                all.push_back(granule_bytes(report.held[shard], layout.granules(shard)));
-            return all;
-        });
-    nb::class_<Counters>(m, "Counters")
-        .def_ro("received_packets", &Counters::received_packets)
-        .def_ro("received_bytes", &Counters::received_bytes)
-        .def_ro("sent_packets", &Counters::sent_packets)
-        .def_ro("sent_bytes", &Counters::sent_bytes)
-        .def_ro("multicast_packets", &Counters::multicast_packets)
-        .def_ro("feedback_packets", &Counters::feedback_packets)
-        .def_ro("feedback_bytes", &Counters::feedback_bytes)
-        .def_ro("probe_packets", &Counters::probe_packets)
-        .def_ro("lost_packets", &Counters::lost_packets)
-        .def_ro("resent_packets", &Counters::resent_packets)
-        .def_ro("late_gather_packets", &Counters::late_gather_packets)
-        .def_ro("forfeited_shards", &Counters::forfeited_shards)
-        .def_ro("dropped_history", &Counters::dropped_history)
-        .def_prop_ro("rejected", &rejected);
+void bind_terms(nb::module_& m) {
     nb::class_<Bounds>(m, "Bounds")
         .def(
             "__init__",
@@ -403,6 +276,7 @@ NB_MODULE(_native, m) {
     bind_wire(m);
     bind_codec(m);
     bind_reports(m);
+    bind_terms(m);
     bind_udp(m);
     bind_pacing(m);
     bind_sim(m);

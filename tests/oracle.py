@@ -13,6 +13,7 @@ import numpy as np
 
 from tailcut import Report, Scenario, Simulation, _native
 from tests.rotation import block_key, rotate, rotate_back
+from tests.tables import rows
 
 GRANULE = 64
 MOST_UNBIASING = 4
@@ -111,34 +112,20 @@ class Deliveries:
         self._runs: dict[tuple[int, bool, int, int], list[tuple[int, int, int, bool]]] = defaultdict(list)
         self._over: dict[tuple[int, int, int], int] = {}
         ranks = simulation.scenario.ranks
-        for line in simulation.native.deliveries:
-            (
-                at,
-                source,
-                destination,
-                seq,
-                gather,
-                empty,
-                shard,
-                first,
-                count,
-                payload,
-                length,
-                over,
-                stated,
-            ) = line
-            if over:
-                self._over.setdefault((seq, source, destination), at)
-            begin, end = _native.shard_range(length, ranks, shard)
+        for packet in rows(simulation.native.deliveries()):
+            if packet.over:
+                self._over.setdefault((packet.seq, packet.source, packet.destination), packet.at_ns)
+            begin, end = _native.shard_range(packet.bucket_len, ranks, packet.shard)
             first_bits = 4 * GRANULE if simulation.scenario.codec == "raw" else 8  # bytes of a granule
-            if count == 0:
+            first = packet.first // GRANULE
+            if packet.count == 0:
                 last = granules_of(end - begin)
-            elif empty or payload == stated:
-                last = first // GRANULE + granules_of(count)
+            elif packet.empty or packet.payload_bytes == packet.stated_payload_bytes:
+                last = first + granules_of(packet.count)
             else:
-                last = first // GRANULE + min(granules_of(count), payload // first_bits)
-            run = (at, first // GRANULE, last, bool(empty))
-            self._runs[seq, bool(gather), source, destination].append(run)
+                last = first + min(granules_of(packet.count), packet.payload_bytes // first_bits)
+            run = (packet.at_ns, first, last, packet.empty)
+            self._runs[packet.seq, packet.gather, packet.source, packet.destination].append(run)
 
     def arrived(
         self, seq: int, gather: bool, source: int, destination: int, granules: int, until_ns: int
@@ -166,7 +153,7 @@ def check(simulation: Simulation) -> None:
     scenario = simulation.scenario
     deliveries = Deliveries(simulation)
     natives = [
-        {report.seq: report for report in reports if report.status.name in ("COMPLETE", "DEADLINE")}
+        {report.seq: report for report in reports if report.status in ("complete", "partial")}
         for reports in simulation.native.reports
     ]
     for op in range(scenario.ops):
@@ -185,7 +172,7 @@ def check(simulation: Simulation) -> None:
                 if owner != rank:
                     granules = granules_of(end - begin)
                     before, by = (
-                        deliveries.arrived(seq, True, owner, rank, granules, native.finished_at - tie_ns)
+                        deliveries.arrived(seq, True, owner, rank, granules, native.ended_at - tie_ns)
                         for tie_ns in (1, 0)  # what comes with the deadline may come just after it
                     )
                     place = f"op {op} rank {rank} shard {shard}"
@@ -216,17 +203,17 @@ def _check_contributions(
         masks = []
         for rank in range(scenario.ranks):
             if rank == owner:
-                entered = native.entered_at <= native.scatter_closed_at and native.contributed
+                entered = native.entered_at <= native.closed_at and native.contributed
                 came = np.full(granules, entered)
             else:
                 before, came = (
-                    deliveries.arrived(seq, False, rank, owner, granules, native.scatter_closed_at - tie_ns)
+                    deliveries.arrived(seq, False, rank, owner, granules, native.closed_at - tie_ns)
                     for tie_ns in (1, 0)  # what comes as SCATTER closes may come just after it
                 )
                 if (before <= used[rank]).all() and (used[rank] <= came).all():
                     came = used[rank]
             masks.append(came)
-        if end > begin and deliveries.void_at(seq, owner, scenario.ranks) == native.scatter_closed_at:
+        if end > begin and deliveries.void_at(seq, owner, scenario.ranks) == native.closed_at:
             # The others had all ended: each granule was final by then, with what had come, or is nobody's.
             for g in range(granules):
                 users = [u[g] for u in used]
@@ -254,4 +241,4 @@ def check_deadlines(simulation: Simulation) -> None:
             for f in freezes:
                 if f.from_s * 1e9 <= limit and f.until_s is not None:
                     limit = max(limit, round(f.until_s * 1e9))
-            assert native.finished_at <= limit, f"rank {rank}: {outcome}"
+            assert native.ended_at <= limit, f"rank {rank}: {outcome}"

@@ -345,7 +345,7 @@ def test_disabled_it_is_plain_ddp_and_opens_nothing(habits: Run) -> None:
     for result in results:
         assert result["opened"] == [0, 0]
         assert not result["enabled"]
-        assert (result["counts"], result["reports"]) == (0, 0)
+        assert (result["counted"], result["reports"]) == (False, 0)
 
 
 def test_a_wrong_value_of_tailcut_disable_is_refused(habits: Run) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tailcut import ConfigError, Freeze, Partition, _native
 from tailcut.simulation import Baseline, simulate_baseline
 from tailcut.simulation.network import Bursts, BurstyLoss, RateChange
+from tests.tables import rows
 
 RATE = 125e6  # 1 Gbit/s
 WIRE = (1448 + 32 + 34) / 1448  # bytes on the wire per byte of payload
@@ -32,7 +33,7 @@ def baseline(algorithm: str = "ring", **changes: object) -> Baseline:
 
 def durations_s(result: _native.BaselineResult) -> np.ndarray:
     ops = result.ops()
-    return (ops[:, 3] - ops[:, 2]) / 1e9
+    return (ops["ended_at_ns"] - ops["entered_at_ns"]) / 1e9
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
@@ -114,13 +115,13 @@ def test_a_link_that_becomes_five_times_slower_slows_the_ring_and_recovers() -> 
     changes = [RateChange(0.1, 1, downlink_factor=0.2), RateChange(0.5, 1)]
     ops = simulate_baseline(baseline(ops=20, rate_changes=changes)).ops()
     took_s: dict[str, list[int]] = {at: [] for at in ("before", "during", "after")}
-    for _, _, entered_ns, finished_ns in ops:
-        if finished_ns < 0.1e9:
-            took_s["before"].append(finished_ns - entered_ns)
-        elif 0.1e9 < entered_ns < finished_ns < 0.5e9:
-            took_s["during"].append(finished_ns - entered_ns)
+    for entered_ns, ended_ns in ops[["entered_at_ns", "ended_at_ns"]].tolist():
+        if ended_ns < 0.1e9:
+            took_s["before"].append(ended_ns - entered_ns)
+        elif 0.1e9 < entered_ns < ended_ns < 0.5e9:
+            took_s["during"].append(ended_ns - entered_ns)
         elif entered_ns > 0.6e9:
-            took_s["after"].append(finished_ns - entered_ns)
+            took_s["after"].append(ended_ns - entered_ns)
     before, during, after = (np.median(took_s[at]) for at in ("before", "during", "after"))
     assert 4 < during / before < 7
     assert after == pytest.approx(before, rel=0.1)
@@ -129,7 +130,7 @@ def test_a_link_that_becomes_five_times_slower_slows_the_ring_and_recovers() -> 
 def test_a_process_that_stands_still_delays_everybody_and_costs_nobody_a_timeout() -> None:
     frozen = simulate_baseline(baseline(ops=10, freezes=[Freeze(1, 0.1, 0.4)]))
     assert len(frozen.ops()) == 40
-    hit = [rank for rank, _, entered, finished in frozen.ops() if entered < 0.3e9 and finished >= 0.4e9]
+    hit = [op.rank for op in rows(frozen.ops()) if op.entered_at_ns < 0.3e9 and op.ended_at_ns >= 0.4e9]
     assert sorted(hit) == [0, 1, 2, 3]
     assert durations_s(frozen).max() < 0.3 + 2 * 0.06
     assert frozen.timeouts == 0
@@ -155,7 +156,7 @@ def test_a_dead_rank_stops_the_group_for_ever() -> None:
     result = simulate_baseline(baseline(ops=10, freezes=[Freeze(2, 0.1, None)], give_up_s=5.0))
     ended = result.ops()
     assert 0 < len(ended) < 40
-    assert ended[:, 3].max() < 0.2e9
+    assert ended["ended_at_ns"].max() < 0.2e9
     assert result.ended_at_ns >= 5e9
 
 
@@ -173,9 +174,9 @@ def test_the_same_seed_gives_the_same_history(algorithm: str) -> None:
 
 def test_ranks_enter_when_they_have_computed() -> None:
     compute_s = [[0.0] * 4, [0.01, 0.02, 0.03, 0.04]]
-    ops = simulate_baseline(baseline(ops=2, compute_s=compute_s)).ops()
-    ended = {(rank, op): finished for rank, op, _, finished in ops}
-    entered = {(rank, op): at for rank, op, at, _ in ops}
+    ops = rows(simulate_baseline(baseline(ops=2, compute_s=compute_s)).ops())
+    ended = {(op.rank, op.op): op.ended_at_ns for op in ops}
+    entered = {(op.rank, op.op): op.entered_at_ns for op in ops}
     for rank in range(4):
         assert entered[rank, 1] - ended[rank, 0] == round(1e9 * compute_s[1][rank])
 

@@ -11,18 +11,19 @@ import pytest
 from tailcut import BudgetExceeded, Config, ConfigError, FileStore, Group, Scenario, Stats, _native, simulate
 from tailcut.epsilon import Epsilon
 from tailcut.grid import GridLayout
+from tailcut.mirror import LR_PERIOD_OPS, LrScale, StageReport
 from tailcut.policy.budget import LEAST_OPS, PERSISTENT_OPS, LrOffer, Spending
 from tailcut.policy.deadline import fixed_bounds
 from tailcut.policy.grid import GridSteering
-from tailcut.report import LR_PERIOD_OPS, LrScale, Report
+from tailcut.report import Report
 from tests.groups import allreduce, open_groups, vectors
+from tests.reports import links, lost
 
 
 def op(seq: int = 0, length: int = 1000, lost: float = 0.0, **fields) -> Report:
-    by_rank = ("scatter_lost", "gather_lost", "gather_empty", "sent_lost", "entered_s", "scatter_last_s")
-    ranks = dict.fromkeys((*by_rank, "gather_last_s"), (0.0,) * 4)
-    given = {"status": "complete", "elapsed_s": 0.1, "epsilon": Epsilon(lost=lost), "majority_entered_s": 0.0}
-    return Report(**{"seq": seq, "length": length, **given, **ranks, **fields})
+    given = {"status": "complete", "elapsed_s": 0.1, "epsilon": Epsilon(lost=lost), "links": links(4)}
+    stages = {"scatter": StageReport(began_s=0.0, ended_s=0.0), "gather": StageReport(0, "all", 0.0, 0.1)}
+    return Report(**{"seq": seq, "length": length, **given, **stages, **fields})
 
 
 def steering(**fields) -> GridSteering:
@@ -101,7 +102,7 @@ def test_skip_gives_a_zero_gradient_where_owners_lack_more_than_the_budget() -> 
     assert not any(np.any(result) for result in results[:3])
     assert all(report.lost_frac == 1.0 for report in reports)
     assert all(report.epsilon.lost == pytest.approx(1.0) for report in reports)
-    assert all(report.scatter_lost == (0, 0, 0, 1) for report in reports)  # and nobody else is blamed
+    assert all(lost(report, "scatter") == (0, 0, 0, 1) for report in reports)  # and nobody else is blamed
 
 
 def test_skip_is_refused_where_a_rows_sum_stands_for_many(tmp_path: Path) -> None:

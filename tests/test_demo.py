@@ -18,6 +18,7 @@ from tailcut.tools.demo.display import Glance, Log, Screen
 from tailcut.tools.demo.summary import Phase, cost_of, render
 from tailcut.tools.demo.worker import Board, Replica, Script, Step, work
 from tailcut.tools.workers import Workers
+from tests.reports import links
 
 SHORT = Script(ranks=3, frozen_rank=1, epochs=2, width=64, deadline_s=0.1, freeze_at_step=20, freeze_s=1.0)
 
@@ -53,7 +54,7 @@ def test_both_sides_train_and_the_summary_says_what_the_freeze_cost():
 
     assert ours.done_while_frozen > 0
     assert ours.behind_steps > 0
-    assert ours.deadline_steps > 0
+    assert ours.partial_steps > 0
     assert ours.means_lost[0] > 0
     assert ours.contributions_lost[1] > 0
     assert ours.drift_after_resync == (0.0, 0.0, 0.0)
@@ -159,8 +160,8 @@ TAILCUT = Run(
                 (7.95, 8.5),
                 (8.5, 8.7),
                 reports={
-                    5: report(scatter_lost=(0.0, 0.0)),
-                    6: report(status="deadline", lost_frac=0.5, scatter_lost=(0.0, 1.0)),
+                    5: report(links=links(2)),
+                    6: report(status="partial", lost_frac=0.5, links=links(scatter_lost=(0.0, 1.0))),
                 },
             ),
             accuracy=0.75,
@@ -194,7 +195,7 @@ def test_cost_of_a_freeze_with_tailcut():
     assert cost.done_while_frozen == 2
     assert cost.behind_steps == 2
     assert cost.catch_up_s == pytest.approx(0.4)
-    assert cost.deadline_steps == 1
+    assert cost.partial_steps == 1
     assert cost.means_lost == (0.25, 0.0)
     assert cost.contributions_lost == (0.0, 0.5)
 

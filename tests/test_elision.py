@@ -18,14 +18,14 @@ def history(scenario: Scenario) -> tuple[object, ...]:
     native = simulation.native
     reports = [
         [
-            (report.ticket, report.status, report.entered_at, report.scatter_closed_at, report.finished_at)
+            (report.ticket, report.status, report.entered_at, report.closed_at, report.ended_at)
             for report in reports
         ]
         for reports in native.reports
     ]
     held = [[report.held() for report in reports] for reports in native.reports]
     return (
-        native.deliveries,
+        native.deliveries().tolist(),
         native.fates,
         native.events,
         native.closed_at_ns,

@@ -17,6 +17,8 @@ from tailcut.tools.testbed import HostScenario
 from tailcut.tools.testbed import Testbed as Bed
 from tests import oracle
 from tests.groups import allreduce, open_groups, vectors
+from tests.reports import lost
+from tests.tables import rows
 from tests.test_rules import group_tag
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root for namespaces")
@@ -38,9 +40,9 @@ def both(**scenario) -> tuple[Simulation, Simulation]:
 def gather_runs(simulation: Simulation) -> Counter[tuple[int, ...]]:
     """How often each packet of a mean came: (source, destination, seq, first)."""
     return Counter(
-        (source, destination, seq, first)
-        for _, source, destination, seq, gather, _, _, first, *_ in simulation.native.deliveries
-        if gather
+        (packet.source, packet.destination, packet.seq, packet.first)
+        for packet in rows(simulation.native.deliveries())
+        if packet.gather
     )
 
 
@@ -54,7 +56,7 @@ def test_the_result_is_that_of_unicast_bit_for_bit(codec: str, paced: bool) -> N
     oracle.check(multicast)
     for op in range(3):
         assert bits(multicast, op) == bits(unicast, op)
-    assert all(counters.multicast_packets > 0 for counters in multicast.native.counters)
+    assert all(counters.traffic.multicast_packets > 0 for counters in multicast.native.counters)
     assert set(gather_runs(multicast).values()) == {1}
 
 
@@ -66,8 +68,8 @@ def test_a_mean_leaves_its_owner_once(ranks: int) -> None:
     mean_bytes = 6400 * 4 + packets * _native.HEADER_BYTES
     for rank in range(ranks):
         by_unicast, by_multicast = unicast.reports(rank)[0], multicast.reports(rank)[0]
-        assert by_multicast.multicast_packets == packets
-        assert by_unicast.sent_bytes - by_multicast.sent_bytes == (ranks - 2) * mean_bytes
+        assert by_multicast.traffic.multicast_packets == packets
+        assert by_unicast.traffic.sent_bytes - by_multicast.traffic.sent_bytes == (ranks - 2) * mean_bytes
 
 
 def test_who_does_not_hear_it_is_served_by_unicast() -> None:
@@ -81,16 +83,17 @@ def test_who_does_not_hear_it_is_served_by_unicast() -> None:
     for rank in range(5):
         for report in simulation.reports(rank):
             assert report.status == "complete"
-            assert report.multicast_packets == packets
+            assert report.traffic.multicast_packets == packets
             deaf = 2 - (rank in (1, 4))
-            assert report.sent_packets == packets * (4 + 1 + deaf)  # contributions, the mean, and once more
+            # contributions, the mean, and once more
+            assert report.traffic.sent_packets == packets * (4 + 1 + deaf)
 
 
 def test_more_than_256_members_are_served_too() -> None:
     simulation = simulate(Scenario(ranks=260, length=260 * 64, multicast=True))
     expected = oracle.rank_order_mean(simulation.inputs[0]).tobytes()
     assert set(bits(simulation)) == {expected}
-    assert simulation.native.counters[0].multicast_packets == 1
+    assert simulation.native.counters[0].traffic.multicast_packets == 1
 
 
 def test_hosts_with_little_uplink_gather_as_many_times_faster_as_there_are_receivers() -> None:
@@ -128,9 +131,9 @@ def test_what_one_member_lost_is_sent_again_to_it_alone() -> None:
     assert len(set(bits(simulation))) == 1
     assert all(simulation.reports(rank)[0].status == "complete" for rank in range(4))
     counters = simulation.native.counters
-    assert sum(c.resent_packets for c in counters) > 10
+    assert sum(c.traffic.resent_packets for c in counters) > 10
     assert set(gather_runs(simulation).values()) == {1}  # nobody else got it twice
-    sent = sum(c.multicast_packets for c in counters)
+    sent = sum(c.traffic.multicast_packets for c in counters)
     assert sent == sum(-(-100_000 * 4 // 1280) for _ in range(4))  # nor was it multicast again
 
 
@@ -141,7 +144,7 @@ def test_random_loss_is_repaired() -> None:
     oracle.check(simulation)
     for op in range(3):
         assert len(set(bits(simulation, op))) == 1
-    assert sum(c.resent_packets for c in simulation.native.counters) > 50
+    assert sum(c.traffic.resent_packets for c in simulation.native.counters) > 50
 
 
 def test_a_slow_member_is_moved_to_unicast_and_the_others_keep_their_speed() -> None:
@@ -167,16 +170,17 @@ def test_a_slow_member_is_moved_to_unicast_and_the_others_keep_their_speed() -> 
 
     def lag_s(op: int) -> float:
         """From the close of an owner's shard until the last of it is at a fast rank."""
-        closed = [simulation.native.reports[owner][op].scatter_closed_at for owner in range(4)]
+        natives = [simulation.native.reports[rank][op] for rank in range(4)]
         return max(
-            (simulation.native.reports[rank][op].gather_last_at[owner] - closed[owner]) / 1e9
+            (natives[rank].entered_at - natives[owner].closed_at) / 1e9
+            + natives[rank].links[owner].gather.last_s
             for rank in range(4)
             for owner in range(4)
             if owner != rank
         )
 
     assert np.median([lag_s(op) for op in range(ops // 2, ops)]) < 0.01
-    assert all(r.gather_lost == (0,) * 5 for rank in range(4) for r in simulation.reports(rank))
+    assert all(r.gather.missing == 0 for rank in range(4) for r in simulation.reports(rank))
 
 
 def test_members_of_like_speed_stay_together() -> None:
@@ -216,9 +220,9 @@ def test_a_dead_member_does_not_stall_the_others(paced: bool) -> None:
     oracle.check(simulation)
     for rank in range(3):
         for op, report in enumerate(simulation.reports(rank)):
-            assert report.gather_lost == (0, 0, 0, 1)
-            last_s = max(at for at in report.gather_last_s if at is not None)
-            assert last_s - report.scatter_s < (0.08 if op == 0 else 0.02)
+            assert lost(report, "gather") == (0, 0, 0, 1)
+            last_s = max(link.gather.last_s for link in report.links if link.gather.last_s is not None)
+            assert last_s - (report.scatter.ended_s or 0.0) < (0.08 if op == 0 else 0.02)
 
 
 def test_a_member_that_was_frozen_is_a_member_again() -> None:
@@ -240,7 +244,7 @@ def test_a_member_that_was_frozen_is_a_member_again() -> None:
     for rank in range(3):
         report = simulation.reports(rank)[-1]
         assert report.status == "complete"
-        assert report.sent_packets == packets * (3 + 1)
+        assert report.traffic.sent_packets == packets * (3 + 1)
 
 
 # ---- a hostile network -------------------------------------------------------------------------------------
@@ -315,7 +319,7 @@ def test_over_loopback_the_result_is_that_of_unicast_bit_for_bit(tmp_path: Path,
                 assert {report.status for report in reports} == {"complete"}
                 assert len({array.tobytes() for array in arrays}) == 1
                 results[mode].append(arrays[0].tobytes())
-        assert all((group.stats().multicast_packets > 0) == (mode == "on") for group in groups)
+        assert all((group.stats().traffic.multicast_packets > 0) == (mode == "on") for group in groups)
     assert results["on"] == results["off"]
 
 
@@ -333,9 +337,9 @@ with Group(rank, ranks, FileStore(directory), config) as group:
         report = group.allreduce(array).wait()
         assert report.status == "complete", report
         digest.update(array.tobytes())
-        packets += report.multicast_packets
-        sent += report.sent_packets
-        resent += report.resent_packets
+        packets += report.traffic.multicast_packets
+        sent += report.traffic.sent_packets
+        resent += report.traffic.resent_packets
 print(digest.hexdigest(), packets, sent, resent, flush=True)
 """
 

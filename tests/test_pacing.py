@@ -53,7 +53,9 @@ def times_s(simulation: Simulation) -> np.ndarray:
 
 
 def overflow_frac(simulation: Simulation) -> float:
-    return simulation.native.fates["queue_drop"] / sum(c.sent_packets for c in simulation.native.counters)
+    return simulation.native.fates["queue_drop"] / sum(
+        c.traffic.sent_packets for c in simulation.native.counters
+    )
 
 
 NETWORKS = [
@@ -83,7 +85,7 @@ def test_after_two_buckets_the_links_are_full_and_nothing_overflows(
     assert overflow_frac(simulation) <= 0.005
     counters = simulation.native.counters
     feedback_bytes = sum(c.feedback_bytes + 28 * c.feedback_packets for c in counters)
-    assert feedback_bytes <= 0.02 * sum(c.sent_bytes for c in counters)
+    assert feedback_bytes <= 0.02 * sum(c.traffic.sent_bytes for c in counters)
 
 
 @pytest.mark.parametrize(("ranks", "queue_bytes"), [(4, 250_000), (9, 150_000), (9, 8_000_000)])
@@ -92,7 +94,7 @@ def test_senders_into_one_receiver_have_equal_shares(ranks: int, queue_bytes: in
     for rank in range(ranks):
         for report in simulation.reports(rank)[2:]:
             # Contributions are equally long: who is through first had the largest share.
-            ended_s = [at_s for at_s in report.scatter_last_s if at_s]
+            ended_s = [link.scatter.last_s for link in report.links if link.scatter.last_s]
             assert min(ended_s) >= 0.8 * max(ended_s)
 
 
@@ -205,4 +207,4 @@ def test_a_feedback_covers_all_that_is_in_flight() -> None:
         (report,) = simulation.reports(rank)
         assert report.status == "complete"
         assert report.elapsed_s < 0.1
-        assert simulation.native.counters[rank].resent_packets > 100
+        assert simulation.native.counters[rank].traffic.resent_packets > 100

@@ -13,7 +13,9 @@ from tailcut import Config, ConfigError, Freeze, Scenario, Simulation, _native, 
 from tailcut.epsilon import unbiased_nmse
 from tests import oracle
 from tests.measures import gain, nmse
+from tests.reports import empty
 from tests.rotation import mix
+from tests.tables import rows
 
 BLOCK = _native.CODEC_BLOCK
 HEADER = _native.HEADER_BYTES
@@ -41,7 +43,7 @@ def assert_all_alike(simulation: Simulation) -> None:
 def test_without_loss_all_ranks_are_bit_identical_at_every_number_of_planes(planes: int) -> None:
     simulation = simulate(scenario(ranks=3, planes=planes, length=100_001, ops=2, depth=2, jitter_s=1e-3))
     assert_all_alike(simulation)
-    assert simulation.reports(0)[0].planes == planes
+    assert simulation.reports(0)[0].scatter.planes == planes
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
@@ -57,7 +59,7 @@ def test_sixteen_planes_are_the_mean_in_practice(ranks: int, length: int, packet
 def test_ranks_may_send_with_different_planes() -> None:
     simulation = simulate(scenario(planes_by_rank={0: 1, 1: 3, 2: 8}))
     assert_all_alike(simulation)
-    assert [simulation.reports(rank)[0].planes for rank in range(4)] == [1, 3, 8, 16]
+    assert [simulation.reports(rank)[0].scatter.planes for rank in range(4)] == [1, 3, 8, 16]
 
 
 def test_scalar_and_avx2_kernels_give_the_same_op() -> None:
@@ -185,7 +187,7 @@ def test_granules_with_few_contributions_are_not_clipped() -> None:
     """A tenth of the contributions comes too late: a granule of one rank alone has four times the spread."""
     late = {"bytes_per_s": 4e7, "deadline_s": 0.04}
     simulation = simulate(scenario(ranks=16, length=16 * BLOCK, **late))
-    assert any(any(report.scatter_lost) for rank in range(16) for report in simulation.reports(rank))
+    assert any(report.scatter.missing for rank in range(16) for report in simulation.reports(rank))
     oracle.check(simulation)
 
 
@@ -196,7 +198,7 @@ def test_a_trimmed_packet_is_not_waited_for() -> None:
     report = simulation.reports(0)[0]
     assert (report.status, report.lost_frac) == ("complete", 0.0)
     assert report.elapsed_s < 0.1
-    assert report.trimmed_packets == report.received_packets
+    assert report.traffic.trimmed_packets == report.traffic.received_packets
     assert nmse(simulation.results[0][0], mean_of(simulation)) < 3 * unbiased_nmse(1)
 
 
@@ -230,7 +232,7 @@ def test_what_nobody_delivered_travels_as_empty() -> None:
     trimmed = {"trim": 1.0, "trim_to_bytes": HEADER + 7}
     simulation = simulate(scenario(ranks=2, deadline_s=0.1, compute_s=late, **trimmed))
     report = simulation.reports(1)[0]
-    assert report.gather_empty == (1.0, 0.0)
+    assert empty(report) == (1.0, 0.0)
     oracle.check(simulation)
 
 
@@ -245,10 +247,9 @@ def test_a_block_of_which_little_came_is_shrunk_and_not_blown_up() -> None:
 # ---- packets on the wire ---------------------------------------------------------------------------------
 def contributions(simulation: Simulation) -> Iterator[tuple[int, int, int, int]]:
     """(first, count, payload bytes, stated) of what rank 0 sent to rank 1, in order."""
-    for line in simulation.native.deliveries:
-        _, source, destination, _, gather, empty, _, first, count, payload, _, _, stated = line
-        if source == 0 and destination == 1 and not gather and not empty:
-            yield first, count, payload, stated
+    for packet in rows(simulation.native.deliveries()):
+        if (packet.source, packet.destination) == (0, 1) and not packet.gather and not packet.empty:
+            yield packet.first, packet.count, packet.payload_bytes, packet.stated_payload_bytes
 
 
 def test_neighbours_on_the_wire_are_of_different_blocks() -> None:

@@ -11,6 +11,7 @@ import pytest
 from tailcut import Scenario, _native, simulate
 from tailcut.epsilon import Epsilon, predicted
 from tailcut.grid import GridLayout
+from tailcut.mirror import StageReport
 from tailcut.policy.budget import Spending
 from tailcut.policy.grid import GridSteering
 from tailcut.policy.planes import ALL, AdaptivePlanes, FixedPlanes, Planes
@@ -42,7 +43,7 @@ class Training:
             report = Report(
                 seq=len(self.chosen), status="complete", length=1000, elapsed_s=0.0, key=self.key,
                 epsilon=Epsilon(quantized=quantized, lost=self.lost), correlation=self.correlation,
-                planes=planes.scatter, gather_planes=planes.gather,
+                scatter=StageReport(planes.scatter), gather=StageReport(planes.gather),
             )  # fmt: skip
             self.spending.after(report)
             self.policy.after(report, self.spending, self._now_s)
@@ -251,7 +252,7 @@ def test_the_budget_is_kept(name: str, network: dict) -> None:
     simulation = simulate(scenario)
     late = [report for rank in range(ranks) for report in simulation.reports(rank)[70:]]
     assert np.mean([report.epsilon.total for report in late]) <= 1.1 * BUDGET
-    assert max(report.planes for report in late) <= 5
+    assert max(report.scatter.planes for report in late) <= 5
     errors = []
     for op in range(70, ops):
         mean = np.mean(np.asarray(simulation.inputs[op], np.float64), axis=0)

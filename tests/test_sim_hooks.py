@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tailcut import Report, Scenario, _native, simulate
@@ -30,9 +31,9 @@ def test_a_policy_decides_each_op_from_the_reports_before() -> None:
     policies = [Halving() for _ in range(3)]
     simulation = simulate(scenario, policies=policies)
     for rank, policy in enumerate(policies):
-        assert [report.planes for report in simulation.reports(rank)] == [16, 8, 4, 2]
+        assert [report.scatter.planes for report in simulation.reports(rank)] == [16, 8, 4, 2]
         assert policy.asked == [5000] * 4
-        ended = [native.finished_at / 1e9 for native in simulation.native.reports[rank]]
+        ended = [native.ended_at / 1e9 for native in simulation.native.reports[rank]]
         assert policy.told == list(zip(range(4), ended, strict=True))
 
 
@@ -46,7 +47,7 @@ def test_without_decisions_of_its_own_a_policy_changes_nothing() -> None:
 
     scenario = Scenario(ranks=4, length=5000, ops=3, loss=0.05, record=True)
     plain, steered = simulate(scenario), simulate(scenario, policies=[Fixed()] * 4)
-    assert plain.native.deliveries == steered.native.deliveries
+    assert np.array_equal(plain.native.deliveries(), steered.native.deliveries())
     assert plain.outcomes == steered.outcomes
 
 

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tailcut import ConfigError, Partition, _native
 from tailcut.simulation.network import Bursts, BurstyLoss, RateChange, SimulatedNetwork, Wan
+from tests.tables import rows
 
 US, MS = 1_000, 1_000_000
 Send = tuple[int, int, list[int], int]  # at_ns, source, destinations, bytes
 
 
-def carry(
-    network: SimulatedNetwork, sends: list[Send], hosts: int = 4
-) -> list[tuple[int, int, int, int, int]]:
-    """(source, destination, bytes, number, arrived_at_ns or -1) in the order of ending."""
+def carry(network: SimulatedNetwork, sends: list[Send], hosts: int = 4) -> list[Any]:
+    """In the order of ending; a packet that was dropped arrived at -1."""
     spec = _native.NetworkSpec()
     network.check_network()
     network.fill(spec)
-    return _native.carry(spec, hosts, sends)
+    return rows(_native.carry(spec, hosts, sends))
 
 
 def times(network: SimulatedNetwork, sends: list[Send], hosts: int = 4) -> list[int]:
     """By number: when it arrived, or -1."""
-    return [line[4] for line in sorted(carry(network, sends, hosts), key=lambda line: line[3])]
+    return [packet.at_ns for packet in sorted(carry(network, sends, hosts), key=lambda packet: packet.number)]
 
 
 MEGABYTE_PER_S = SimulatedNetwork(bytes_per_s=1e6, delay_s=10e-6)  # a byte takes 1 µs
@@ -61,8 +61,10 @@ def test_a_port_drops_what_its_queue_does_not_hold(queue_bytes: int, arrived: in
 
 
 def test_a_multicast_packet_leaves_its_nic_once_and_reaches_every_port() -> None:
-    lines = carry(MEGABYTE_PER_S, [(0, 0, [1, 2, 3], 1000)])
-    assert sorted((line[1], line[4]) for line in lines) == [(host, 2010 * US) for host in (1, 2, 3)]
+    packets = carry(MEGABYTE_PER_S, [(0, 0, [1, 2, 3], 1000)])
+    assert sorted((packet.destination, packet.at_ns) for packet in packets) == [
+        (host, 2010 * US) for host in (1, 2, 3)
+    ]
 
 
 def test_a_link_becomes_five_times_slower_and_recovers() -> None:
@@ -96,15 +98,15 @@ def test_what_a_switch_trims_is_shorter_and_goes_first() -> None:
     crowded = dataclasses.replace(
         MEGABYTE_PER_S, delay_s=0.0, uplink_bytes_per_s=0.0, trim_above_bytes=2500, trim_to_bytes=200
     )
-    lines = carry(crowded, [(0, source, [3], 1000) for source in range(3)])
-    by_number = {number: (size, at) for _, _, size, number, at in lines}
+    packets = carry(crowded, [(0, source, [3], 1000) for source in range(3)])
+    by_number = {packet.number: (packet.bytes, packet.at_ns) for packet in packets}
     assert by_number == {0: (1000, MS), 1: (1000, 2 * MS), 2: (200, 200 * US)}
 
 
 def test_small_packets_are_not_trimmed() -> None:
     always = SimulatedNetwork(trim=1.0, trim_to_bytes=200)
-    assert [line[2] for line in carry(always, [(0, 0, [1], 200), (0, 0, [1], 201)])] == [200, 200]
-    assert [line[2] for line in carry(always, [(0, 0, [1], 100)])] == [100]
+    assert [packet.bytes for packet in carry(always, [(0, 0, [1], 200), (0, 0, [1], 201)])] == [200, 200]
+    assert [packet.bytes for packet in carry(always, [(0, 0, [1], 100)])] == [100]
 
 
 def test_loss_is_as_frequent_as_stated() -> None:

@@ -116,7 +116,7 @@ def test_a_rank_that_is_slower_at_times_does_not_slow_the_others() -> None:
     seconds = []
     for compute in (steady, straggling):
         simulation = simulate(group(ops=ops, ranks=ranks, compute_s=compute))
-        finished_s = [report.finished_at / 1e9 for report in simulation.native.reports[0]]
+        finished_s = [report.ended_at / 1e9 for report in simulation.native.reports[0]]
         seconds.append((finished_s[-1] - finished_s[20]) / (ops - 21))
     assert seconds[1] < 1.1 * seconds[0]
 
@@ -144,7 +144,11 @@ def test_most_contributions_are_used_when_compute_times_vary() -> None:
     times = np.random.default_rng(3).lognormal(np.log(mean_s) - sigma**2 / 2, sigma, (ops, ranks))
     scenario = group(ops=ops, ranks=ranks, length=1 << 12, compute_s=times, deadline_s=10.0, steering=False)
     simulation = simulate(scenario, policies=[Fixed(0.8 * mean_s)] * ranks)
-    lost = [np.mean(report.scatter_lost) for rank in range(ranks) for report in simulation.reports(rank)]
+    lost = [
+        report.scatter.missing / report.scatter.coords
+        for rank in range(ranks)
+        for report in simulation.reports(rank)
+    ]
     assert 1 - np.mean(lost) >= 0.75
 
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailcut.mirror import LateCompletion
 from tailcut.policy.deadline import MARGIN, TAIL_OPS, WARM_UP, fixed
 from tailcut.policy.steering import ABSENT_OPS, GUESS_FACTOR, FixedSteering, Steering
-from tailcut.report import LateCompletion, Report, Verdict
-from tests.reports import NEVER, op
+from tailcut.report import Report, Verdict
+from tests.reports import NEVER, lost, op
 
 DEADLINE_S = 10.0
 CALM = (0.0, 0.1, 0.1, 0.1)
@@ -84,7 +85,7 @@ def test_a_dead_rank_lengthens_bounds_only_while_it_is_not_known_to_be_silent() 
     play(pilot, ABSENT_OPS, dead, **gone)
     assert pilot.bounds(1000).scatter_s < 1.0
     reports = play(pilot, 20, dead, silent=[3], **gone)
-    assert {report.scatter_ended_by for report in reports} == {"grace"}
+    assert {report.scatter.ended_by for report in reports} == {"grace"}
     assert pilot.bounds(1000).scatter_s == pytest.approx(with_margin(0.1))
     assert pilot.drop_share[3] > 0.4
 
@@ -124,7 +125,7 @@ def test_a_rank_for_ever_slower_is_waited_for_as_long_as_it_takes() -> None:
     pilot = steering()
     play(pilot, 30)
     reports = play(pilot, 60, entered_s=(0, 0, 0, 0.6))
-    assert {report.scatter_ended_by for report in reports[20:]} == {"all"}
+    assert {report.scatter.ended_by for report in reports[20:]} == {"all"}
     assert pilot.bounds(1000).scatter_s < 2 * 0.7
     assert reports[-1].verdicts == (*[Verdict.ON_TIME] * 3, Verdict.COMPUTE_LATE)
 
@@ -134,7 +135,7 @@ def test_late_completions_take_the_place_of_what_was_cut() -> None:
     play(pilot, 30)
     slow = (0, 0.1, 0.1, 0.2)
     cut = play(pilot, TAIL_OPS + 1, slow)
-    assert {report.scatter_ended_by for report in cut} == {"bound"}
+    assert {report.scatter.ended_by for report in cut} == {"bound"}
     guessed_s = pilot.bounds(1000).scatter_s
     late = tuple(LateCompletion(seq, "scatter", 1000, 0.13) for seq in range(TAIL_OPS + 1))
     play(pilot, 1, late=late)
@@ -237,8 +238,8 @@ def test_a_group_with_a_tail_loses_few_contributions_and_no_step_lasts_long() ->
         ]
 
     reports = play(pilot, 500, tail, gather_s=[0.1] * 8)[20:]
-    lost = sum(sum(report.scatter_lost) for report in reports) / (7 * len(reports))
-    assert lost < 0.03
+    share = sum(sum(lost(report, "scatter")) for report in reports) / (7 * len(reports))
+    assert share < 0.03
     elapsed_s = sorted(report.elapsed_s for report in reports)
     assert elapsed_s[int(0.99 * len(elapsed_s))] < 1.0
 

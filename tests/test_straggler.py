@@ -16,7 +16,7 @@ CALM = (0.0, 0.1, 0.1, 0.1)
 
 
 def verdicts(report: Report, usual_s: float = 0.1) -> tuple[Verdict, ...]:
-    return judge(report, 0, arrivals_s(report.scatter_last_s, 0, report.silent), usual_s, 0.005)
+    return judge(report, 0, arrivals_s(report.links, "scatter", 0), usual_s, 0.005)
 
 
 def test_ranks_that_come_together_are_on_time() -> None:
@@ -31,7 +31,7 @@ def test_a_rank_that_enters_late_is_compute_late(bounds) -> None:
 
 def test_a_rank_that_has_not_entered_but_serves_its_shard_is_compute_late() -> None:
     report = op([0, 0.1, 0.1, 0.1], gather_s=[0.1] * 4, entered_s=[0, 0, 0, 5], bounds=SHORT)
-    assert report.entered_s[3] is None
+    assert report.links[3].entered_s is None
     assert verdicts(report)[3] == COMPUTE_LATE
 
 
@@ -68,7 +68,7 @@ def test_a_rank_whose_packets_had_stopped_when_the_bound_cut_has_a_lossy_link() 
         scatter_lost=(0, 0, 0, 0.01),
         scatter_last_s=(None, 0.1, 0.1, 0.11),
     )
-    assert report.scatter_ended_by == "bound"
+    assert report.scatter.ended_by == "bound"
     assert verdicts(report)[3] == LOSSY_FROM
 
 
@@ -103,7 +103,7 @@ def test_an_abstaining_rank_is_not_late() -> None:
 
 @pytest.mark.parametrize("closed_before_it_came", [False, True])
 def test_a_rank_finds_itself_compute_late(closed_before_it_came: bool) -> None:
-    figures = {"scatter_s": -0.1, "scatter_lost": (1, 0, 0, 0)} if closed_before_it_came else {}
+    figures = {"closed_s": -0.1, "scatter_lost": (1, 0, 0, 0)} if closed_before_it_came else {}
     report = op([0, 0.01, 0.01, 0.01], entered_s=[0, -0.5, -0.5, -0.5], **figures)
     assert verdicts(report) == (COMPUTE_LATE, ON_TIME, ON_TIME, ON_TIME)
 
@@ -122,8 +122,8 @@ def test_a_group_of_one_is_on_time() -> None:
     assert verdicts(op([0])) == (ON_TIME,)
 
 
-def test_a_report_without_times_has_no_verdicts() -> None:
-    assert verdicts(Report(0, "complete", 10, 0.1, scatter_lost=(0.0, 0.0))) == ()
+def test_a_report_without_links_has_no_verdicts() -> None:
+    assert verdicts(Report(0, "complete", 10, 0.1)) == ()
 
 
 def watch(stragglers: Stragglers, ops: int, dropped_every: int = 0, rank: int = 2) -> list[str]:

@@ -40,8 +40,9 @@ with tailcut.Group(rank, ranks, tailcut.FileStore(f"{directory}/store"), config)
         bucket = vectors[rank]
         report = group.allreduce(bucket).wait()
         error = bucket - mean
-        lines.append({"status": report.status, "lost": report.lost_frac, "trimmed": report.trimmed_packets,
-                      "received": report.received_packets, "nmse": float(error @ error / (mean @ mean))})
+        lines.append({"status": report.status, "lost": report.lost_frac,
+                      "trimmed": report.traffic.trimmed_packets, "received": report.traffic.received_packets,
+                      "nmse": float(error @ error / (mean @ mean))})
         np.save(f"{directory}/{rank}-{op}.npy", bucket)
     uncorrected = group.stats().uncorrected_packets
     json.dump({"ops": lines, "uncorrected": uncorrected}, open(f"{directory}/{rank}.json", "w"))

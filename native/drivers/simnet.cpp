@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 namespace tailcut {
 namespace {
@@ -317,26 +316,24 @@ void Sim::end(const sim::Packet& packet, SimFate fate) {
 }  // namespace
 
 OpSummary summary_of(Rank rank, const OpReport& report) {
-    const auto sum = [](const std::vector<std::uint32_t>& coords) {
-        return std::accumulate(coords.begin(), coords.end(), std::uint64_t{0});
-    };
-    OpSummary summary{
-        rank, report.ticket, report.status, report.entered_at, report.scatter_closed_at, report.finished_at};
-    const auto expected = [](const OpReport& op) {
-        return op.shard_lengths.empty() ? 0 : op.shard_lengths[op.place] * op.shard_lengths.size();
-    };
-    summary.scatter_expected = expected(report);
-    summary.scatter_missing = sum(report.scatter_missing);
+    OpSummary summary;
+    summary.rank = rank;
+    summary.op = report.ticket;
+    summary.entered_at = report.entered_at;
+    summary.closed_at = report.closed_at();
+    summary.ended_at = report.ended_at;
+    summary.scatter_coords = report.scatter.coords;
+    summary.scatter_missing = report.scatter.missing;
+    summary.gather_missing = report.gather.missing;
+    summary.gather_empty = report.gather.empty;
     for (const OpReport& column : report.column) {
-        summary.column_expected += expected(column);
-        summary.column_missing += sum(column.scatter_missing);
+        summary.column_coords += column.scatter.coords;
+        summary.column_missing += column.scatter.missing;
     }
-    summary.gather_missing = sum(report.gather_missing);
-    summary.gather_empty = sum(report.gather_empty);
-    summary.sent_packets = report.sent_packets;
-    summary.sent_bytes = report.sent_bytes;
-    summary.received_packets = report.received_packets;
-    summary.trimmed_packets = report.trimmed_packets;
+    summary.sent_packets = report.traffic.sent_packets;
+    summary.sent_bytes = report.traffic.sent_bytes;
+    summary.received_packets = report.traffic.received_packets;
+    summary.trimmed_packets = report.traffic.trimmed_packets;
     summary.late_coords = report.late_coords;
     return summary;
 }

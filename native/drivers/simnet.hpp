@@ -76,14 +76,33 @@ struct SimPacket {  // one line of the record: a DATA packet that an endpoint wa
 struct OpSummary {
     Rank rank = 0;
     Ticket op = 0;
-    Status status = Status::kComplete;
-    Time entered_at = 0, scatter_closed_at = 0, finished_at = 0;
+    Time entered_at = 0, closed_at = 0, ended_at = 0;  // closed: SCATTER of the own shard
     // Of contributions to the own shard, those of all ranks together
-    std::uint64_t scatter_expected = 0, scatter_missing = 0;
+    std::uint64_t scatter_coords = 0, scatter_missing = 0;
     std::uint64_t gather_missing = 0, gather_empty = 0;
+    std::uint64_t column_coords = 0, column_missing = 0;  // in a grid, of the sums of rows
     std::uint64_t sent_packets = 0, sent_bytes = 0, received_packets = 0, trimmed_packets = 0;
-    std::uint64_t column_expected = 0, column_missing = 0;  // in a grid, of the sums of rows
-    std::uint64_t late_coords = 0;                          // as OpReport
+    std::uint64_t late_coords = 0;  // as OpReport
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("rank", &OpSummary::rank);
+        visit("op", &OpSummary::op);
+        visit("entered_at_ns", &OpSummary::entered_at);
+        visit("closed_at_ns", &OpSummary::closed_at);
+        visit("ended_at_ns", &OpSummary::ended_at);
+        visit("scatter_coords", &OpSummary::scatter_coords);
+        visit("scatter_missing", &OpSummary::scatter_missing);
+        visit("gather_missing", &OpSummary::gather_missing);
+        visit("gather_empty", &OpSummary::gather_empty);
+        visit("column_coords", &OpSummary::column_coords);
+        visit("column_missing", &OpSummary::column_missing);
+        visit("sent_packets", &OpSummary::sent_packets);
+        visit("sent_bytes", &OpSummary::sent_bytes);
+        visit("received_packets", &OpSummary::received_packets);
+        visit("trimmed_packets", &OpSummary::trimmed_packets);
+        visit("late_coords", &OpSummary::late_coords);
+    }
 };
 OpSummary summary_of(Rank rank, const OpReport& report);
 

@@ -48,17 +48,6 @@ Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& pe
     context_.audience = Audience(settings.shape.ranks, settings.multicast.members);
 }
 
-Counters& Counters::operator+=(const Counters& other) {
-    for (const auto count : {&Counters::received_packets, &Counters::received_bytes, &Counters::sent_packets,
-                             &Counters::sent_bytes, &Counters::multicast_packets, &Counters::feedback_packets,
-                             &Counters::feedback_bytes, &Counters::probe_packets, &Counters::lost_packets,
-                             &Counters::resent_packets, &Counters::late_gather_packets,
-                             &Counters::forfeited_shards, &Counters::dropped_history})
-        this->*count += other.*count;
-    for (std::size_t k = 0; k < rejected.size(); ++k) rejected[k] += other.rejected[k];
-    return *this;
-}
-
 // ---- the local rank ---------------------------------------------------------------------------------------
 
 void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms,
@@ -77,7 +66,7 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Te
         refused.status = Status::kBehind;
         refused.behind_ops = behind;
         refused.bucket_len = static_cast<std::uint32_t>(bucket.size());
-        refused.entered_at = refused.finished_at = now;
+        refused.entered_at = refused.ended_at = now;
         refused.contributed = false;
         if (!settings_.elided) std::fill(bucket.begin(), bucket.end(), 0.0f);
         jump(now);
@@ -132,8 +121,8 @@ bool Endpoint::drained() const {
 // ---- from the network -------------------------------------------------------------------------------------
 
 void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
-    ++counters_.received_packets;
-    counters_.received_bytes += datagram.size();
+    ++counters_.traffic.received_packets;
+    counters_.traffic.received_bytes += datagram.size();
     const wire::Parsed parsed = wire::parse(datagram);
     const wire::Header& header = parsed.header;
     if (!parsed.ok) return reject(parsed.reason);
@@ -258,6 +247,7 @@ void Endpoint::on_goodbye(Time now, const wire::Header& header, std::span<const 
 void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std::byte> payload) {
     if (header.seq == std::numeric_limits<Seq>::max()) return reject(wire::Reject::kSeq);
     if (const auto reason = check_shape(header, payload.size())) return reject(*reason);
+    counters_.traffic.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
     const bool source_entered = header.entry_us != wire::kNotEntered;
     if (source_entered) note_entered(now, header.source, header.seq + 1);  // may jump
 
@@ -269,10 +259,7 @@ void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std
     // Over for us, and forgotten. Never begun anew: the mean would be another than the one already sent.
     if (header.seq < next_seq_ && (found == slots_.end() || forgotten(found->second))) {
         note_late(now, header, payload.size());
-        if (header.stage() == wire::Stage::kGather) {
-            ++counters_.late_gather_packets;
-            return;
-        }
+        if (header.stage() == wire::Stage::kGather) return;
         peers_[header.source].feedback_due = true;  // tells the source how far the group is
         mark_ready(header.source);
         return reject(wire::Reject::kLate);
@@ -306,12 +293,14 @@ std::optional<wire::Reject> Endpoint::deliver(Time now, Slot& slot, Op& op, cons
         }
         const Duration age = std::min(Duration{header.entry_us} * kMicrosecond, terms_.bounds.deadline);
         const auto reason = op.scatter(now, header, payload, now - age);
-        if (reason == wire::Reject::kLate) note_late(now, header, payload.size());
+        if (reason == wire::Reject::kLate) {
+            note_late(now, header, payload.size());
+            op.count_late();
+        }
         return reason;
     }
     if (op.finished()) {  // rule 9: late is not lost, but it does not touch a bucket that was handed back
         note_late(now, header, payload.size());
-        ++counters_.late_gather_packets;
         return std::nullopt;
     }
     if (!op.holds()) {

@@ -50,18 +50,26 @@ struct Settings {
 };
 
 struct Counters {
-    std::uint64_t received_packets = 0, received_bytes = 0;
-    std::uint64_t sent_packets = 0, sent_bytes = 0;
-    std::uint64_t multicast_packets = 0;  // of these, sent once for many
+    Traffic traffic;  // of all packets, not of DATA alone
     std::uint64_t feedback_packets = 0, feedback_bytes = 0, probe_packets = 0;
-    std::uint64_t lost_packets = 0, resent_packets = 0;  // DATA found lost, and sent again
-    std::uint64_t late_gather_packets = 0;               // rule 9: kept out of the result
-    std::uint64_t forfeited_shards = 0;                  // owned shards given up because the pool was full
-    std::uint64_t dropped_history = 0;                   // means given up before every peer had them
+    std::uint64_t lost_packets = 0;    // DATA found lost
+    std::uint64_t evicted_shards = 0;  // owned shards given up because the pool was full
+    std::uint64_t evicted_means = 0;   // means given up before every peer had them
     std::array<std::uint64_t, wire::kRejectReasons> rejected{};
 
-    Counters& operator+=(const Counters& other);
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("traffic", &Counters::traffic);
+        visit("feedback_packets", &Counters::feedback_packets);
+        visit("feedback_bytes", &Counters::feedback_bytes);
+        visit("probe_packets", &Counters::probe_packets);
+        visit("lost_packets", &Counters::lost_packets);
+        visit("evicted_shards", &Counters::evicted_shards);
+        visit("evicted_means", &Counters::evicted_means);
+        visit("rejected", &Counters::rejected);
+    }
 };
+static_assert(listed_bytes<Counters>() == sizeof(Counters));
 
 class Endpoint {
 public:

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 
+#include "protocol/fields.hpp"
+
 namespace tailcut {
 
 struct Energies {
@@ -26,18 +28,28 @@ struct Energies {
     double received = 0, received_trimmed = 0, received_lost = 0;
     double received_coords = 0, unseen_coords = 0;  // planes: of blocks of which something came, and nothing
 
-    Energies& operator+=(const Energies& other) {
-        contributed += other.contributed, sampled += other.sampled, mean += other.mean;
-        quantized += other.quantized, trimmed += other.trimmed, planes += other.planes;
-        void_mean += other.void_mean, mean_quantized += other.mean_quantized;
-        sent_noise += other.sent_noise, sent_nominal += other.sent_nominal;
-        received += other.received, received_trimmed += other.received_trimmed;
-        received_lost += other.received_lost;
-        coords += other.coords, void_coords += other.void_coords;
-        received_coords += other.received_coords, unseen_coords += other.unseen_coords;
-        return *this;
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("contributed", &Energies::contributed);
+        visit("sampled", &Energies::sampled);
+        visit("mean", &Energies::mean);
+        visit("quantized", &Energies::quantized);
+        visit("trimmed", &Energies::trimmed);
+        visit("planes", &Energies::planes);
+        visit("void_mean", &Energies::void_mean);
+        visit("coords", &Energies::coords);
+        visit("void_coords", &Energies::void_coords);
+        visit("sent_noise", &Energies::sent_noise);
+        visit("sent_nominal", &Energies::sent_nominal);
+        visit("mean_quantized", &Energies::mean_quantized);
+        visit("received", &Energies::received);
+        visit("received_trimmed", &Energies::received_trimmed);
+        visit("received_lost", &Energies::received_lost);
+        visit("received_coords", &Energies::received_coords);
+        visit("unseen_coords", &Energies::unseen_coords);
     }
 };
+static_assert(listed_bytes<Energies>() == sizeof(Energies));
 
 // Of coordinates to which so many of the ranks have contributed, not looked at: independent, and as large as each other.
 inline Energies nominal_energies(double coords, std::size_t contributions, std::size_t ranks) {

@@ -58,7 +58,7 @@ Block Endpoint::room(std::size_t floats, wire::Stage stage, const Op& wanting, T
         });
         if (history != slots_.end()) {
             forget(history->second, [](const Op& op) { return op.is_history(); });
-            ++counters_.dropped_history;
+            ++counters_.evicted_means;
             continue;
         }
         if (stage == wire::Stage::kScatter) return {};
@@ -69,7 +69,7 @@ Block Endpoint::room(std::size_t floats, wire::Stage stage, const Op& wanting, T
         if (!victim) return {};
         victim->forfeit(now);
         take_sums(*victim);
-        ++counters_.forfeited_shards;
+        ++counters_.evicted_shards;
         mark_all_ready();
     }
 }
@@ -153,8 +153,10 @@ void Endpoint::finish(Time now, Slot& slot, Op& op, Status status, Ending ending
     note_cuts(report, op);
     report.lr_scale = lr_scale_;
     if (status == Status::kLengthMismatch) {
-        report.peer_lengths = slot.ballot.lengths();
-        report.peer_voted = slot.ballot.voted();
+        const Ballot& ballot = slot.ballot;
+        for (Rank rank = 0; rank < peers_.size(); ++rank)
+            report.stated_lengths.push_back(ballot.voted()[rank] ? std::optional(ballot.lengths()[rank])
+                                                                 : std::nullopt);
     }
     reports_.push_back(std::move(report));
     --in_flight_;
@@ -176,11 +178,9 @@ void Endpoint::note_cuts(OpReport& report, const Op& op) {
     report.late = std::exchange(late_, {});
     for (const Cut& cut : cuts_)
         if (cut.seq + 1 == report.seq) report.late_coords += cut.late_coords;
-    std::int64_t scatter = 0, gather = 0;
-    std::vector<std::uint32_t> scatter_missing = report.scatter_missing;
-    for (const Rank rank : report.abstained) scatter_missing[rank] = 0;
     for (Rank rank = 0; rank < peers_.size(); ++rank) {
         Peer& peer = peers_[rank];
+        LinkReport& link = report.links[rank];
         const auto since = [](std::uint64_t now, std::uint64_t& before) {
             return static_cast<std::uint32_t>(now - std::min(now, std::exchange(before, now)));
         };
@@ -192,30 +192,31 @@ void Endpoint::note_cuts(OpReport& report, const Op& op) {
         const auto both = [&](auto count) {
             return (peer.arrivals.*count)() + (peer.multicast_arrivals.*count)();
         };
-        report.sent_to_packets.push_back(since(sent, peer.reported_sent));
-        report.sent_lost_packets.push_back(since(lost, peer.reported_lost));
-        report.received_from_packets.push_back(since(both(&Arrivals::came), peer.reported_came));
-        report.received_lost_packets.push_back(since(both(&Arrivals::missing), peer.reported_missing));
-        if (report.silent[rank]) continue;
-        scatter += scatter_missing[rank];
-        gather += report.gather_missing[rank];
+        link.sent_packets = since(sent, peer.reported_sent);
+        link.sent_lost_packets = since(lost, peer.reported_lost);
+        link.received_packets = since(both(&Arrivals::came), peer.reported_came);
+        link.received_lost_packets = since(both(&Arrivals::missing), peer.reported_missing);
     }
-    const auto cut = [&](wire::Stage stage, Time from, std::int64_t missing, const auto& missing_from) {
-        cuts_.push_back({report.seq, stage, report.bucket_len, from, missing, {}});
-        for (Rank rank = 0; rank < peers_.size(); ++rank)
-            if (missing_from[rank] > 0 && !report.silent[rank])
-                cuts_.back().came.emplace_back(rank, op.came(stage, rank));
+    const auto note_cut = [&](wire::Stage stage, const StageReport& ended, const auto& missing_from) {
+        if (ended.ended_by == Ending::kAll || !ended.began) return;
+        Cut cut{report.seq, stage, report.bucket_len, report.entered_at + *ended.began, 0, {}};
+        for (Rank rank = 0; rank < peers_.size(); ++rank) {
+            const std::uint32_t missing = missing_from(report.links[rank]);
+            if (missing == 0 || report.links[rank].silent) continue;
+            cut.missing += missing;
+            cut.came.emplace_back(rank, op.came(stage, rank));
+        }
+        if (cut.missing > 0) cuts_.push_back(std::move(cut));
     };
-    if (report.scatter_ending != Ending::kAll && scatter > 0 && report.majority_entered_at >= 0)
-        cut(wire::Stage::kScatter, report.majority_entered_at, scatter, scatter_missing);
-    if (report.gather_ending != Ending::kAll && gather > 0)
-        cut(wire::Stage::kGather, std::max(report.scatter_closed_at, report.entered_at), gather,
-            report.gather_missing);
+    note_cut(wire::Stage::kScatter, report.scatter,
+             [](const LinkReport& link) { return link.abstained ? 0 : link.scatter.missing; });
+    note_cut(wire::Stage::kGather, report.gather, [](const LinkReport& link) { return link.gather.missing; });
     while (cuts_.size() > kMostCuts) cuts_.pop_front();
 }
 
 // A packet of a stage that is over: when all that was missing has come, it is known how long the stage would have taken.
 void Endpoint::note_late(Time now, const wire::Header& header, std::size_t payload_bytes) {
+    ++counters_.traffic.late_packets;
     const auto cut = std::find_if(cuts_.begin(), cuts_.end(), [&](const Cut& c) {
         return c.seq == header.seq && c.stage == header.stage() && c.bucket_len == header.bucket_len;
     });
@@ -287,7 +288,7 @@ void Endpoint::retire() {
                 drop = !smaller && !awaited(seq, op);
                 if (smaller) op.compact(std::move(smaller));
             }
-            counters_.dropped_history += drop && !retired(seq, op);
+            counters_.evicted_means += drop && !retired(seq, op);
             return drop;
         });
         at = ops.empty() ? slots_.erase(at) : std::next(at);
@@ -376,7 +377,7 @@ void Endpoint::advance(Time now) {
                 if (const auto end = op->end_at(); end.at <= now) {
                     const auto verdict = slot.ballot.judge(op->layout().bucket_len, true);
                     const bool refused = verdict == Ballot::Verdict::kRefused;
-                    finish(now, slot, *op, refused ? Status::kLengthMismatch : Status::kDeadline, end.ending);
+                    finish(now, slot, *op, refused ? Status::kLengthMismatch : Status::kPartial, end.ending);
                 }
             }
         // Who was found silent by it is not waited for: more may be due.

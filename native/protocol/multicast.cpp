@@ -34,7 +34,7 @@ bool Endpoint::next_multicast(Time now, Outgoing& out) {
             const auto bytes = static_cast<std::uint32_t>(wire::kHeaderBytes + out.payload.size());
             group_path_.sent(out.header, out.parcel, bytes, to);
             op->count_sent(out);
-            ++counters_.multicast_packets;
+            ++counters_.traffic.multicast_packets;
             return true;
         }
         if (over && group_path_.served_below == seq) group_path_.served_below = seq + 1;
@@ -84,7 +84,7 @@ bool Endpoint::most_have_room_for(Op& op) {
 
 void Endpoint::retract_multicast(Time now, const Outgoing& out) {
     group_path_.unsent(now);
-    --counters_.multicast_packets;
+    --counters_.traffic.multicast_packets;
     for (auto& op : slots_.find(out.header.seq)->second.variants)
         if (op->layout().bucket_len == out.header.bucket_len) {
             op->retract(out);

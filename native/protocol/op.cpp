@@ -79,7 +79,7 @@ std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
             owned_->abstain(header.source, now);
         return std::nullopt;
     }
-    report_.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
+    report_.traffic.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
     const std::uint32_t first = header.first / kGranule;
     const std::uint32_t last = first + wire::delivered_granules(header, payload.size());
     if (first == last) return std::nullopt;
@@ -101,7 +101,7 @@ std::optional<wire::Reject> Op::gather(Time now, const wire::Header& header,
     }
     if (!header.empty()) {
         if (header.planes > 0) mean_planes_[shard] = header.planes;
-        report_.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
+        report_.traffic.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
         last = first + wire::delivered_granules(header, payload.size());
         if (first == last) return std::nullopt;
         means_->place(header, first, last, payload);
@@ -320,7 +320,6 @@ void Op::scan_unsent() {
 }
 
 OpReport Op::finish(Time now, Status status, Ending ending, bool awaited, bool record_fates) {
-    report_.gather_ending = ending;
     conclude({}, GranuleSet(layout_.granules(own_shard())), {}, false);
     owned_->leave(awaited);
     scan_unsent();
@@ -340,11 +339,12 @@ OpReport Op::finish(Time now, Status status, Ending ending, bool awaited, bool r
         const Rank shard = shape_.shard_of(peer, seq_);
         sent_[peer] = answered_[shard].all(0, layout_.granules(shard)) ? steps_[peer] : 0;
     }
-    fill_report(now, status, record_fates);
+    fill_report(now, status, ending);
+    if (record_fates) this->record_fates(status);
     return std::move(report_);
 }
 
-void Op::fill_report(Time now, Status status, bool record_fates) {
+void Op::fill_report(Time now, Status status, Ending ending) {
     report_.status = status;
     report_.seq = seq_;
     report_.bucket_len = layout_.bucket_len;
@@ -352,23 +352,26 @@ void Op::fill_report(Time now, Status status, bool record_fates) {
     report_.place = shape_.self;
     report_.non_finite = non_finite();
     report_.contributed = contributing_;
+    report_.entered_at = entered_at_;
+    report_.ended_at = now;
     if (context_.codec == wire::Codec::kPlanes) {
-        report_.planes = scatter_.planes;
-        report_.gather_planes = gather_.planes;
+        report_.scatter.planes = static_cast<std::uint32_t>(scatter_.planes);
+        report_.gather.planes = static_cast<std::uint32_t>(gather_.planes);
     }
     mean_planes_[own_shard()] = static_cast<std::uint8_t>(gather_.planes);
     report_.mean_planes = mean_planes_;
     report_.energies += owned_->energies();
     report_.energies += means_->energies();
-    report_.entered_at = entered_at_;
-    report_.majority_entered_at = owned_->majority_entered_at();
-    report_.scatter_closed_at = owned_->closed_at();
-    report_.scatter_ending = owned_->ending();
-    report_.finished_at = now;
-    report_.peer_entered_at = owned_->entered_at();
-    report_.scatter_last_at = owned_->last_at();
-    report_.gather_last_at = gather_last_at_;
-    report_.silent = context_.silent;
+    report_.scatter.ended_by = owned_->ending();
+    report_.scatter.began = since_entry(owned_->majority_entered_at());
+    report_.scatter.ended = owned_->closed_at() - entered_at_;
+    report_.gather.ended_by = ending;
+    report_.gather.began = std::max<Duration>(0, *report_.scatter.ended);
+    report_.gather.ended = now - entered_at_;
+    fill_links();
+}
+
+void Op::fill_links() {
     const auto missing = [&](Rank shard, const GranuleSet& set) {
         std::uint32_t coords = 0;
         for (std::uint32_t g = 0, last, all = layout_.granules(shard); g < all; g = last) {
@@ -377,28 +380,38 @@ void Op::fill_report(Time now, Status status, bool record_fates) {
         }
         return coords;
     };
-    report_.scatter_missing.assign(shape_.ranks, 0);
-    report_.gather_missing.assign(shape_.ranks, 0);
-    report_.gather_empty.assign(shape_.ranks, 0);
-    for (Rank rank = 0; rank < shape_.ranks; ++rank) {
-        const Rank shard = shape_.shard_of(rank, seq_);
-        report_.shard_lengths.push_back(layout_.length(shard));
-        report_.scatter_missing[rank] = missing(own_shard(), owned_->delivered(rank));
-        if (owned_->abstained(rank)) report_.abstained.push_back(rank);
-        if (rank == shape_.self) continue;
-        report_.gather_missing[rank] = missing(shard, answered_[shard]);
-        report_.gather_empty[rank] = missing(shard, held_[shard]) - report_.gather_missing[rank];
-    }
+    std::uint32_t own_empty = 0;
     for (const Run& run : owned_->runs())
-        if (run.empty) report_.gather_empty[shape_.self] += layout_.coords(own_shard(), run.first, run.last);
-    if (record_fates) {
-        for (Rank rank = 0; rank < shape_.ranks; ++rank)
-            report_.contributions.push_back(owned_->arrived(rank));
-        report_.held = held_;
-        report_.held[own_shard()] = GranuleSet(layout_.granules(own_shard()));
-        for (const Run& run : owned_->runs())
-            if (!run.empty && status != Status::kBehind) report_.held[own_shard()].set(run.first, run.last);
+        if (run.empty) own_empty += layout_.coords(own_shard(), run.first, run.last);
+    const auto add = [](StageReport& stage, const LinkStage& link) {
+        stage.coords += link.coords, stage.missing += link.missing, stage.empty += link.empty;
+    };
+    for (Rank rank = 0; rank < shape_.ranks; ++rank) {
+        LinkReport link;
+        link.entered = since_entry(owned_->entered_at()[rank]);
+        link.silent = context_.silent[rank];
+        link.abstained = owned_->abstained(rank);
+        link.scatter.coords = layout_.length(own_shard());
+        link.scatter.missing = missing(own_shard(), owned_->delivered(rank));
+        link.scatter.last = since_entry(owned_->last_at()[rank]);
+        const Rank shard = shape_.shard_of(rank, seq_);
+        const bool own = rank == shape_.self;
+        link.gather.coords = layout_.length(shard);
+        link.gather.missing = own ? 0 : missing(shard, answered_[shard]);
+        link.gather.empty = own ? own_empty : missing(shard, held_[shard]) - link.gather.missing;
+        link.gather.last = since_entry(gather_last_at_[rank]);
+        add(report_.scatter, link.scatter);
+        add(report_.gather, link.gather);
+        report_.links.push_back(link);
     }
+}
+
+void Op::record_fates(Status status) {
+    for (Rank rank = 0; rank < shape_.ranks; ++rank) report_.contributions.push_back(owned_->arrived(rank));
+    report_.held = held_;
+    report_.held[own_shard()] = GranuleSet(layout_.granules(own_shard()));
+    for (const Run& run : owned_->runs())
+        if (!run.empty && status != Status::kBehind) report_.held[own_shard()].set(run.first, run.last);
 }
 
 }  // namespace tailcut

@@ -101,12 +101,16 @@ public:
     std::size_t compact_floats() const { return owned_->compact_floats(); }
     void compact(Block smaller) { owned_->compact(std::move(smaller)); }
 
-    void count_received(std::size_t bytes) { ++report_.received_packets, report_.received_bytes += bytes; }
+    void count_received(std::size_t bytes) {
+        ++report_.traffic.received_packets;
+        report_.traffic.received_bytes += bytes;
+    }
+    void count_late() { ++report_.traffic.late_packets; }
     void count_sent(const Outgoing& out, int sign = 1) {
-        report_.sent_packets += sign;
-        report_.sent_bytes += sign * (wire::kHeaderBytes + out.payload.size());
-        report_.resent_packets += sign * out.again;
-        report_.multicast_packets += sign * out.header.multicast();
+        report_.traffic.sent_packets += sign;
+        report_.traffic.sent_bytes += sign * (wire::kHeaderBytes + out.payload.size());
+        report_.traffic.resent_packets += sign * out.again;
+        report_.traffic.multicast_packets += sign * out.header.multicast();
     }
 
 private:
@@ -117,7 +121,10 @@ private:
     void put_end(Rank peer, Outgoing& out);
     void complete_header(Time now, Rank peer, Outgoing& out) const;
     Time gathered_at() const;
-    void fill_report(Time now, Status status, bool record_fates);
+    void fill_report(Time now, Status status, Ending ending);
+    void fill_links();
+    SinceEntry since_entry(Time at) const { return at < 0 ? SinceEntry() : at - entered_at_; }
+    void record_fates(Status status);
     void scan_unsent();
     bool non_finite() const { return non_finite_ || (owned_ && owned_->non_finite()); }
 

@@ -1,32 +1,113 @@
 // What one op tells its caller: plain values, complete when the op ends. Ranks are those of the endpoint's group.
+// The lists of fields are what Python has of each struct (bind_reports.cpp and src/tailcut/report.py).
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "protocol/energies.hpp"
+#include "protocol/fields.hpp"
 #include "protocol/granules.hpp"
+#include "protocol/traffic.hpp"
 #include "protocol/types.hpp"
 #include "wire/header.hpp"
 
 namespace tailcut {
 
 enum class Status : std::uint8_t {
-    kComplete,        // every granule of the mean was answered
-    kDeadline,        // the deadline ended it: what is missing is zero and named below
-    kBehind,          // more than the window behind the group: nothing was reduced, seq has jumped
+    // results
+    kComplete,  // every granule of the mean was answered
+    kPartial,   // it ended before: what is missing is zero and named below
+    kBehind,    // more than the window behind the group: nothing was reduced, seq has jumped
+    // errors
     kLengthMismatch,  // the ranks do not agree on the bucket's length, and this rank is not the majority
     kClosed,          // the group was closed under it
     kSeqExhausted,    // seq would wrap
     kOutOfMemory,     // the engine could not go on
 };
+constexpr bool is_error(Status status) { return status > Status::kBehind; }
+constexpr const char* name(Status status) {
+    constexpr const char* kNames[] = {"complete", "partial",       "behind",       "length_mismatch",
+                                      "closed",   "seq_exhausted", "out_of_memory"};
+    return kNames[static_cast<std::size_t>(status)];
+}
 
-// What ended a stage.
+// What ended a stage; GATHER ends with the op.
 enum class Ending : std::uint8_t {
     kAll,       // everything had come
     kGrace,     // the last parts had come, and the grace was over
     kBound,     // its t_B
     kDeadline,  // that of the op, or the caller
+};
+constexpr const char* name(Ending ending) {
+    constexpr const char* kNames[] = {"all", "grace", "bound", "deadline"};
+    return kNames[static_cast<std::size_t>(ending)];
+}
+
+// Time after this rank's own entry into the op, negative before it; none: not known.
+using SinceEntry = std::optional<Duration>;
+
+// One stage of an op at this rank.
+struct StageReport {
+    std::uint32_t planes = 0;  // bits a coordinate of what this rank sent in it; 0: raw
+    Ending ended_by = Ending::kDeadline;
+    SinceEntry
+        began;  // SCATTER: the ceil(N/2)-th rank entered; GATHER: the own shard closed, or the own entry
+    SinceEntry ended;  // SCATTER: the own shard closed; GATHER: the op ended
+    // Coordinates over all links, as LinkStage has them by link
+    std::uint64_t coords = 0, missing = 0, empty = 0;
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("planes", &StageReport::planes);
+        visit("ended_by", &StageReport::ended_by);
+        visit("began_s", &StageReport::began);
+        visit("ended_s", &StageReport::ended);
+        visit("coords", &StageReport::coords);
+        visit("missing", &StageReport::missing);
+        visit("empty", &StageReport::empty);
+    }
+};
+
+// What came from one rank in one stage. SCATTER: its contribution to the own shard; GATHER: the mean of its shard.
+struct LinkStage {
+    std::uint32_t coords = 0;   // of the shard
+    std::uint32_t missing = 0;  // of these, those that did not come in time
+    std::uint32_t empty = 0;    // GATHER: those that came EMPTY
+    SinceEntry last;            // the latest packet came
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("coords", &LinkStage::coords);
+        visit("missing", &LinkStage::missing);
+        visit("empty", &LinkStage::empty);
+        visit("last_s", &LinkStage::last);
+    }
+};
+
+// One rank, as this rank saw it in the op.
+struct LinkReport {
+    SinceEntry entered;
+    bool silent = false;     // not waited for
+    bool abstained = false;  // it said that it contributes nothing
+    LinkStage scatter, gather;
+    // DATA since the last report: sent to it, and found lost; received from it, and missing in between
+    std::uint32_t sent_packets = 0, sent_lost_packets = 0;
+    std::uint32_t received_packets = 0, received_lost_packets = 0;
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("entered_s", &LinkReport::entered);
+        visit("silent", &LinkReport::silent);
+        visit("abstained", &LinkReport::abstained);
+        visit("scatter", &LinkReport::scatter);
+        visit("gather", &LinkReport::gather);
+        visit("sent_packets", &LinkReport::sent_packets);
+        visit("sent_lost_packets", &LinkReport::sent_lost_packets);
+        visit("received_packets", &LinkReport::received_packets);
+        visit("received_lost_packets", &LinkReport::received_lost_packets);
+    }
 };
 
 // A stage of an earlier op that had been cut: what it lacked has meanwhile come.
@@ -35,6 +116,14 @@ struct LateCompletion {
     wire::Stage stage;
     std::uint32_t bucket_len;
     Duration took;
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("seq", &LateCompletion::seq);
+        visit("stage", &LateCompletion::stage);
+        visit("length", &LateCompletion::bucket_len);
+        visit("took_s", &LateCompletion::took);
+    }
 };
 
 struct OpReport {
@@ -44,53 +133,54 @@ struct OpReport {
     Seq behind_ops = 0;
     std::uint32_t bucket_len = 0;
     Rank own_shard = 0;
-    Rank place = 0;  // of this rank in what is by rank below: in a grid, that is the row
+    Rank place = 0;  // of this rank among the links: in a grid, that is the row
     bool non_finite = false;
     bool contributed = true;
-    int planes = 0, gather_planes = 0;  // bits a coordinate of its contribution and of its mean; 0: raw
+    Time entered_at = 0, ended_at = 0;
+    StageReport scatter, gather;
+    std::vector<LinkReport> links;  // by rank
+    Traffic traffic;
     Energies energies;
-    Time entered_at = 0;
-    Time majority_entered_at = -1;  // when the ceil(N/2)-th rank entered; here and below -1: not known
-    Time scatter_closed_at = 0;     // when this rank closed SCATTER of its own shard
-    Time finished_at = 0;
-    Ending scatter_ending = Ending::kAll, gather_ending = Ending::kAll;
-
-    // by rank
-    std::vector<Time> peer_entered_at;
-    std::vector<Time> scatter_last_at;  // the latest packet of its contribution
-    std::vector<Time> gather_last_at;   // the latest packet of its mean
-    std::vector<bool> silent;           // not waited for
-    // DATA sent to it since the last report, and found lost
-    std::vector<std::uint32_t> sent_to_packets, sent_lost_packets;
-    // DATA that came from it since the last report, and that is missing in between
-    std::vector<std::uint32_t> received_from_packets, received_lost_packets;
+    LrScale lr_scale;  // the latest that was heard of
     std::vector<LateCompletion> late;
     std::uint32_t late_coords = 0;  // of the op before: means that came after its end, and before this one's
     std::vector<OpReport> column;   // in a grid: ops of the column that have ended since the last report
-
-    std::vector<std::uint32_t> shard_lengths;  // by owner: the coordinates of its shard in this op
-
-    // SCATTER, at this rank as owner: coordinates of its shard that each rank's contribution lacked.
-    std::vector<std::uint32_t> scatter_missing;
-    std::vector<Rank> abstained;  // ranks that said they contribute nothing
-    // GATHER, at this rank as receiver: coordinates of each owner's shard that did not come, or came EMPTY.
-    std::vector<std::uint32_t> gather_missing;
-    std::vector<std::uint32_t> gather_empty;
-    std::vector<std::uint32_t> peer_lengths;  // kLengthMismatch: the length each rank stated, own included
-    std::vector<bool> peer_voted;
-
-    std::uint64_t sent_packets = 0, sent_bytes = 0;
-    std::uint64_t received_packets = 0, received_bytes = 0;
-    std::uint64_t trimmed_packets = 0, resent_packets = 0;
-    std::uint64_t multicast_packets = 0;  // sent once for many
+    // kLengthMismatch: by rank, the length that it stated, own included
+    std::vector<std::optional<std::uint32_t>> stated_lengths;
 
     std::vector<std::uint8_t>
-        mean_planes;   // in a column, by shard: with which rows send its mean on; 0: not known
-    LrScale lr_scale;  // the latest that was heard of
-
+        mean_planes;  // in a column, by shard: with which rows send its mean on; 0: not known
     // With Settings::record_fates: which granules arrived.
     std::vector<GranuleSet> contributions;  // by rank, over the own shard
     std::vector<GranuleSet> held;           // by shard, with a mean
+
+    // When SCATTER of the own shard closed.
+    Time closed_at() const { return entered_at + scatter.ended.value_or(0); }
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("ticket", &OpReport::ticket);
+        visit("status", &OpReport::status);
+        visit("seq", &OpReport::seq);
+        visit("behind_ops", &OpReport::behind_ops);
+        visit("bucket_len", &OpReport::bucket_len);
+        visit("own_shard", &OpReport::own_shard);
+        visit("place", &OpReport::place);
+        visit("non_finite", &OpReport::non_finite);
+        visit("contributed", &OpReport::contributed);
+        visit("entered_at", &OpReport::entered_at);
+        visit("ended_at", &OpReport::ended_at);
+        visit("scatter", &OpReport::scatter);
+        visit("gather", &OpReport::gather);
+        visit("links", &OpReport::links);
+        visit("traffic", &OpReport::traffic);
+        visit("energies", &OpReport::energies);
+        visit("lr_scale", &OpReport::lr_scale);
+        visit("late", &OpReport::late);
+        visit("late_coords", &OpReport::late_coords);
+        visit("column", &OpReport::column);
+        visit("stated_lengths", &OpReport::stated_lengths);
+    }
 };
 
 }  // namespace tailcut

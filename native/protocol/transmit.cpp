@@ -28,8 +28,8 @@ bool Endpoint::transmit(Time now, Outgoing& out) {
     while (!ready_.empty()) {
         const Rank rank = ready_.front();
         if (rank == everybody() ? next_multicast(now, out) : next_for(now, rank, out)) {
-            ++counters_.sent_packets;
-            counters_.sent_bytes += wire::kHeaderBytes + out.payload.size();
+            ++counters_.traffic.sent_packets;
+            counters_.traffic.sent_bytes += wire::kHeaderBytes + out.payload.size();
             burst_bytes_ += out.payload.size();
             if (burst_bytes_ >= kBurstBytes) {
                 ready_.pop_front();
@@ -109,7 +109,7 @@ void Endpoint::dispatch(Time now, Rank rank, Op& op, Outgoing& out) {
     const auto bytes = static_cast<std::uint32_t>(wire::kHeaderBytes + out.payload.size());
     peer.path.sent(out.header, out.parcel, bytes);
     op.count_sent(out);
-    counters_.resent_packets += out.again;
+    counters_.traffic.resent_packets += out.again;
     if (op.entered()) peer.told_entered = std::max(peer.told_entered, op.seq() + 1);
 }
 
@@ -260,8 +260,8 @@ void Endpoint::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outg
 }
 
 void Endpoint::retract(Time now, const Outgoing& out) {
-    --counters_.sent_packets;
-    counters_.sent_bytes -= wire::kHeaderBytes + out.payload.size();
+    --counters_.traffic.sent_packets;
+    counters_.traffic.sent_bytes -= wire::kHeaderBytes + out.payload.size();
     if (out.peer == everybody()) return retract_multicast(now, out);
     Peer& peer = peers_[out.peer];
     if (out.header.type != wire::Type::kData) {
@@ -274,7 +274,7 @@ void Endpoint::retract(Time now, const Outgoing& out) {
         peer.goodbye_due |= out.header.type == wire::Type::kGoodbye;
     } else {
         peer.path.unsent(now);
-        counters_.resent_packets -= out.again;
+        counters_.traffic.resent_packets -= out.again;
         if (out.again) peer.path.lost().add(out.parcel);
         const auto slot = slots_.find(out.header.seq);
         for (auto& op : slot->second.variants)

@@ -100,6 +100,12 @@ struct LrScale {
     bool newer_than(const LrScale& other) const {
         return scale > 0 && (other.scale == 0 || static_cast<std::int16_t>(period - other.period) > 0);
     }
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("scale", &LrScale::scale);
+        visit("period", &LrScale::period);
+    }
 };
 
 // What a rank decides for each of its ops.

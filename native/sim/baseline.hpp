@@ -28,7 +28,15 @@ struct BaselineSpec : NetworkSpec {
 struct BaselineOp {
     Rank rank;
     std::uint32_t op;
-    Time entered_at, finished_at;
+    Time entered_at, ended_at;
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("rank", &BaselineOp::rank);
+        visit("op", &BaselineOp::op);
+        visit("entered_at_ns", &BaselineOp::entered_at);
+        visit("ended_at_ns", &BaselineOp::ended_at);
+    }
 };
 
 struct BaselineResult {

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         TailcutError,
     )
     from tailcut.group import Group, Work
+    from tailcut.mirror import LateCompletion, Link, LinkStage, LrScale, StageReport, Traffic
     from tailcut.pytorch.attach import Attachment, attach
     from tailcut.report import Report
     from tailcut.simulation import Freeze, Partition, Scenario, Simulation, simulate
@@ -35,13 +36,19 @@ __all__ = [
     "FileStore",
     "Freeze",
     "Group",
+    "LateCompletion",
+    "Link",
+    "LinkStage",
+    "LrScale",
     "Partition",
     "PeerError",
     "Report",
     "Scenario",
     "Simulation",
+    "StageReport",
     "Stats",
     "TailcutError",
+    "Traffic",
     "Work",
     "attach",
     "codec",
@@ -63,6 +70,7 @@ _HOMES = {
         "Group",
         "Work",
     ),
+    "mirror": ("LateCompletion", "Link", "LinkStage", "LrScale", "StageReport", "Traffic"),
     "pytorch.attach": (
         "Attachment",
         "attach",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from tailcut.epsilon import NO_ERROR, Epsilon
+from tailcut.mirror import NO_TRAFFIC, Traffic, plain, summed
 
 
 class OpBounds(NamedTuple):
@@ -30,37 +31,48 @@ class Stats:
     """Totals since the group opened."""
 
     ops: int = 0
-    deadline_ops: int = 0
+    partial_ops: int = 0
     """Ops that ended before all means had come, by the deadline or a bound derived from it."""
     lossy_ops: int = 0
     """Ops with zeros in the result because a mean did not come or was EMPTY."""
-    partial_ops: int = 0
+    short_means: int = 0
     """Ops in whose mean, in this rank's own shard, a part of somebody's contribution is missing."""
     behind_ops: int = 0
-    lost_coordinates: int = 0
+    """Ops that this rank was behind when it had to rejoin the group."""
     coordinates: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    sent_packets: int = 0
-    received_packets: int = 0
-    multicast_packets: int = 0
-    """Of those sent: one datagram for many ranks."""
+    """Of all results."""
+    lost_coordinates: int = 0
+    """Zeros in them because a mean did not come or was EMPTY."""
+    late_coordinates: int = 0
+    """Of those that did not come: means that came by the end of the next op."""
+    late_completions: int = 0
+    """Stages that were cut, and all of whose missing packets came later."""
+    traffic: Traffic = NO_TRAFFIC
+    feedback_packets: int = 0
+    """Sent, without values: what has come, how far this rank is, goodbyes."""
+    feedback_bytes: int = 0
+    probe_packets: int = 0
+    """Of the feedback: asks for an answer."""
+    lost_packets: int = 0
+    """Contributions and means that were sent and found lost."""
+    evicted_means: int = 0
+    """Means given up before a late peer had fetched them: the window or the pool was too small."""
+    evicted_shards: int = 0
+    """Shards of ops not entered yet that this rank gave up serving, because the pool was too small."""
     uncorrected_packets: int = 0
     """Received ones that a switch has trimmed without correcting their lengths."""
-    late_gather_packets: int = 0
-    """Means that came after their op had ended: not lost, but not in the result."""
-    dropped_history: int = 0
-    """Means given up before a late peer had fetched them: the window or the pool was too small."""
-    forfeited_shards: int = 0
-    """Shards of ops not entered yet that this rank gave up serving, because the pool was too small."""
     contributing: bool = True
     """False after this rank was too far behind, until ``resynced()``."""
     rejected: dict[str, int] = field(default_factory=dict)
     """Datagrams dropped, by reason (docs/wire-format.md)."""
     blocked_sends: int = 0
+    """Times that the kernel had no room for a packet, which was then sent later."""
     failed_sends: int = 0
+    """Packets that the kernel refused to send."""
     pool_used_bytes: int = 0
+    """Of ``Config.pool_bytes``, now."""
     memory_bytes: int = 0
+    """Beside the buckets, now."""
     rtt_s: tuple[float, ...] = ()
     """Last smoothed round-trip time to each rank, 0 while unknown."""
     bounds: dict[int, OpBounds] = field(default_factory=dict)
@@ -85,11 +97,10 @@ class Stats:
         return self.lost_coordinates / self.coordinates if self.coordinates else 0.0
 
     def __str__(self) -> str:
-        text = f"{self.ops} ops, {self.deadline_ops} ended by the deadline, "
-        text += (
-            f"{self.lost_frac:.2%} of the results lost, {self.partial_ops} means without somebody's part; "
-        )
-        text += f"{_with_unit(self.sent_bytes)} sent, {_with_unit(self.received_bytes)} received"
+        text = f"{self.ops} ops, {self.partial_ops} partial, {self.lost_frac:.2%} of the results lost, "
+        text += f"{self.short_means} means without somebody's part; "
+        sent, received = self.traffic.sent_bytes, self.traffic.received_bytes
+        text += f"{_with_unit(sent)} sent, {_with_unit(received)} received"
         if self.budget:
             text += (
                 f"; this run spent {self.epsilon.total:.1%} of its {self.budget:.1%}{self.epsilon.sources()}"
@@ -110,21 +121,31 @@ class Stats:
             for _, rank, faults in worst
         ]
 
-    def counts(self) -> dict[str, int]:
-        """What only ever grows, and so adds up over the runs of one training."""
-        return {name: value for name, value in vars(self).items() if name not in _NOT_COUNTS}
+    def to_dict(self) -> dict[str, Any]:
+        """Every field and ``lost_frac`` by name, in values that JSON has: named tuples (``traffic``,
+        ``epsilon``, each of the ``bounds``) as objects, tuples by rank as lists."""
+        return {**{f.name: plain(getattr(self, f.name)) for f in fields(self)}, "lost_frac": self.lost_frac}
 
-    def plus(self, counts: Mapping[str, int]) -> Stats:
+    def counts(self) -> dict[str, Any]:
+        """What only ever grows, and so adds up over the runs of one training; as plain values."""
+        return {name: plain(getattr(self, name)) for name in _COUNTS}
+
+    def plus(self, counts: Mapping[str, Any]) -> Stats:
         """These totals and the counts of earlier runs; a count this version does not know is left out."""
-        sums: dict[str, Any] = {name: count + counts.get(name, 0) for name, count in self.counts().items()}
-        return replace(self, **sums)
+        sums = {name: getattr(self, name) for name in _COUNTS if name != "traffic"}
+        earlier = counts.get("traffic", {})
+        traffic = Traffic(**{name: earlier.get(name, 0) for name in Traffic._fields})
+        return replace(
+            self,
+            **{name: value + counts.get(name, 0) for name, value in sums.items()},
+            traffic=summed(self.traffic, traffic),
+        )
 
 
-_NOT_COUNTS = (
-    *("contributing", "rejected", "pool_used_bytes", "memory_bytes"),
-    *("rtt_s", "bounds", "verdicts", "drop_share"),
-    *("epsilon", "recent_epsilon", "budget", "lr_scale"),
-)
+_LEVELS = ("pool_used_bytes", "memory_bytes")
+"""What is so now, and does not add up."""
+
+_COUNTS = tuple(f.name for f in fields(Stats) if type(f.default) in (int, Traffic) and f.name not in _LEVELS)
 
 _OFTEN = 0.01
 """The share of ops from which on a rank's verdicts are worth a word."""

@@ -176,17 +176,20 @@ void Host::check_memory() const {
 }
 
 std::uint64_t Host::dealt_with() const {
-    std::uint64_t sum = endpoint.counters().late_gather_packets;
-    for (const std::uint64_t rejected : endpoint.counters().rejected) sum += rejected;
+    const Counters& counters = endpoint.counters();
+    // Late contributions are rejected, late means are not.
+    std::uint64_t sum = counters.traffic.late_packets;
+    sum -= counters.rejected[static_cast<std::size_t>(wire::Reject::kLate)];
+    for (const std::uint64_t rejected : counters.rejected) sum += rejected;
     return sum;
 }
 
 void Host::receive(Time now, std::span<const std::byte> bytes) {
     // An exact copy on the heap: a read beyond the datagram is caught.
     const std::vector<std::byte> datagram(bytes.begin(), bytes.end());
-    const std::uint64_t received = endpoint.counters().received_packets, before = dealt_with();
+    const std::uint64_t received = endpoint.counters().traffic.received_packets, before = dealt_with();
     endpoint.receive(now, datagram);
-    MUST(endpoint.counters().received_packets == received + 1);
+    MUST(endpoint.counters().traffic.received_packets == received + 1);
     MUST(dealt_with() - before <= 1);  // used, or counted for exactly one reason
     take_reports();
 }
@@ -203,7 +206,7 @@ void Host::take_reports() {
         const auto found = buckets_.find(report.ticket);
         MUST(found != buckets_.end());
         found->second.report();
-        MUST(report.finished_at >= report.entered_at);
+        MUST(report.ended_at >= report.entered_at);
     }
     endpoint.reports().clear();
     const auto waiting = [](const auto& entry) { return !entry.second.reported; };
@@ -228,7 +231,7 @@ std::vector<Datagram> Host::transmit(Time now, std::size_t most, std::size_t ret
         sent.pop_back();
     }
     kept_packets_ += batch.size();
-    MUST(endpoint.counters().sent_packets == kept_packets_);
+    MUST(endpoint.counters().traffic.sent_packets == kept_packets_);
     std::vector<Datagram> datagrams;
     for (std::size_t k = 0; k < batch.size(); ++k)
         if (batch[k].peer < settings_.shape.ranks)

@@ -293,11 +293,9 @@ private:
         must(report.non_finite || std::all_of(result.begin(), result.end(),
                                               [](float value) { return std::fabs(value) < 1e4f; }),
              "seq ", seq_, " rank ", rank, ": a value that nobody sent");
-        const auto none = [](std::uint32_t coords) { return coords == 0; };
+        // Of an owner that has said goodbye, what is still on its way counts as EMPTY too.
         if (plan_.spec.trim > 0 || report.status != Status::kComplete || report.non_finite ||
-            !std::all_of(report.gather_missing.begin(), report.gather_missing.end(), none) ||
-            // Of an owner that has said goodbye, what is still on its way counts as EMPTY too.
-            !std::all_of(report.gather_empty.begin(), report.gather_empty.end(), none))
+            report.gather.missing > 0 || report.gather.empty > 0)
             return;
         const auto [known, fresh] = complete_.try_emplace(report.bucket_len, &result);
         must(fresh || *known->second == result, "seq ", seq_, " rank ", rank,
@@ -410,8 +408,8 @@ void check_reports(const Plan& plan, const SimResult& result) {
                  report.ticket, " was reported twice");
             if (report.status == Status::kSeqExhausted) continue;
             const Time due = report.entered_at + spec.terms.bounds.deadline;
-            must(report.finished_at <= due || frozen_between(spec, rank, report.entered_at, due), "rank ",
-                 rank, " op ", report.ticket, ": ended after its deadline");
+            must(report.ended_at <= due || frozen_between(spec, rank, report.entered_at, due), "rank ", rank,
+                 " op ", report.ticket, ": ended after its deadline");
         }
         if (dies(spec, rank)) continue;
         must(std::count(seen.begin(), seen.end(), 1) == static_cast<std::ptrdiff_t>(seen.size()), "rank ",
@@ -422,9 +420,12 @@ void check_reports(const Plan& plan, const SimResult& result) {
 
 void check_counters(const Plan& plan, const SimResult& result) {
     for (const Counters& counters : result.counters) {
-        std::uint64_t rejected = counters.late_gather_packets;
+        const std::uint64_t late_contributions =
+            counters.rejected[static_cast<std::size_t>(wire::Reject::kLate)];
+        must(late_contributions <= counters.traffic.late_packets, "a late contribution that is not late");
+        std::uint64_t rejected = counters.traffic.late_packets - late_contributions;
         for (const std::uint64_t n : counters.rejected) rejected += n;
-        must(rejected <= counters.received_packets, "more packets rejected than received");
+        must(rejected <= counters.traffic.received_packets, "more packets rejected than received");
     }
     if (plan.spec.freezes.empty())
         must(result.network.fates[static_cast<std::size_t>(SimFate::kSocketDrop)] == 0,
@@ -438,16 +439,13 @@ void check_clean(const Plan& plan, const SimResult& result) {
     Time last = 0;
     for (Rank rank = 0; rank < spec.ranks; ++rank)
         for (const OpReport& report : result.reports[rank]) {
-            last = std::max(last, report.finished_at);
+            last = std::max(last, report.ended_at);
             if (report.status == Status::kSeqExhausted) continue;
             must(report.status == Status::kComplete, "rank ", rank, " op ", report.ticket, ": status ",
                  static_cast<int>(report.status), " without a fault");
             if (report.ticket >= common) continue;
-            const auto none = [](std::uint32_t coords) { return coords == 0; };
-            must(std::all_of(report.scatter_missing.begin(), report.scatter_missing.end(), none) &&
-                     std::all_of(report.gather_missing.begin(), report.gather_missing.end(), none) &&
-                     std::all_of(report.gather_empty.begin(), report.gather_empty.end(), none),
-                 "rank ", rank, " op ", report.ticket, ": something is missing without a fault");
+            must(report.scatter.missing + report.gather.missing + report.gather.empty == 0, "rank ", rank,
+                 " op ", report.ticket, ": something is missing without a fault");
         }
     for (Rank rank = 0; rank < spec.ranks; ++rank)
         must(result.closed_at[rank] <= last + spec.linger / 2, "rank ", rank,
@@ -456,7 +454,7 @@ void check_clean(const Plan& plan, const SimResult& result) {
         // Multicast reaches those as well for whom it is too early; they get it again by unicast.
         must(spec.multicast || counters.rejected[static_cast<std::size_t>(wire::Reject::kPool)] == 0,
              "the pool was overrun");
-        must(counters.forfeited_shards == 0, "a shard was forfeited");
+        must(counters.evicted_shards == 0, "a shard was evicted");
     }
 }
 
@@ -483,7 +481,7 @@ std::map<Seq, Entries> by_seq(const Plan& plan, const SimResult& result, const B
         for (const OpReport& report : result.reports[rank]) {
             reported[report.ticket] = true;
             jumped |= report.status == Status::kBehind;
-            if (report.shard_lengths.empty()) continue;  // refused: never entered
+            if (report.links.empty()) continue;  // refused: never entered
             entry(report.seq, rank) = {&plan.inputs[report.ticket][rank], &results[report.ticket][rank],
                                        &report};
         }
@@ -539,7 +537,7 @@ void run_baseline(std::uint64_t seed) {
          " ops ended");
     std::vector<std::uint32_t> next(spec.ranks);
     for (const sim::BaselineOp& op : result.ops)
-        must(op.op == next[op.rank]++ && op.finished_at >= op.entered_at, "baseline: rank ", op.rank,
+        must(op.op == next[op.rank]++ && op.ended_at >= op.entered_at, "baseline: rank ", op.rank,
              " out of order");
 }
 

@@ -84,7 +84,7 @@ def comparison(plain: Training, ours: Training) -> dict[str, Any]:
         "digest": replica_digest(ours.ddp),
         "notes": [plain.notes, ours.notes],
         "ops": stats.ops,
-        "lost": stats.lost_coordinates + stats.deadline_ops + stats.behind_ops,
+        "lost": stats.lost_coordinates + stats.partial_ops + stats.behind_ops,
     }
 
 

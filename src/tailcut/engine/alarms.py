@@ -22,7 +22,7 @@ class Alarms:
         self._told_excess = False
 
     def after(self, report: Report) -> None:
-        self._trimmed |= report.trimmed_packets > 0
+        self._trimmed |= report.traffic.trimmed_packets > 0
 
     def take(self) -> list[str]:
         """What to warn of now."""

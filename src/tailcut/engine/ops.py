@@ -93,7 +93,7 @@ class Ops:
             outcome = outcome_of(native, self._grid, self._rank, key)
             self.lanes[lane].forget(ticket)  # last: Ctrl-C up to here, and the outcome can be taken again
             if isinstance(outcome, Report):
-                return self._learn(outcome, native.finished_at / 1e9)
+                return self._learn(outcome, native.ended_at / 1e9)
         return outcome
 
     def _learn(self, report: Report, now_s: float) -> Report | TailcutError:

@@ -1,4 +1,7 @@
-"""The totals of a group: counted from the reports of its ops, read from its lanes and its steering."""
+"""The totals of a group: counted from the reports of its ops, read from its lanes and its steering.
+
+The only place that adds reports up. Every native counter is added to the field of Stats that has its name.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tailcut import _native
+from tailcut.mirror import summed
 from tailcut.policy.grid import GridSteering
 from tailcut.report import Report
 from tailcut.stats import Stats
 
-_PROTOCOL_COUNTS = (
-    *("sent_packets", "sent_bytes", "multicast_packets", "received_packets", "received_bytes"),
-    *("late_gather_packets", "dropped_history", "forfeited_shards"),
-)
+_PROTOCOL_COUNTS = _native.Counters.fields()
 _SOCKET_COUNTS = ("blocked_sends", "failed_sends")
 _LANE_COUNTS = ("uncorrected_packets", "pool_used_bytes", "memory_bytes")
 
@@ -22,22 +23,24 @@ class Totals:
     """What the ended ops add up to."""
 
     def __init__(self) -> None:
-        self._counted = Stats()
+        self.counted = Stats()
 
     def add(self, report: Report) -> None:
-        totals = self._counted
+        totals = self.counted
         totals.ops += 1
-        totals.deadline_ops += report.status == "deadline"
+        totals.partial_ops += report.status == "partial"
         totals.lossy_ops += report.lost_frac > 0
-        totals.partial_ops += any(report.scatter_lost)
+        totals.short_means += report.scatter.missing > 0
         totals.behind_ops += report.behind_ops
         totals.coordinates += report.length
         totals.lost_coordinates += round(report.lost_frac * report.length)
+        totals.late_coordinates += report.late_coords
+        totals.late_completions += len(report.late)
 
     def with_policy(self, steering: GridSteering) -> Stats:
         """A copy that says what the policies know."""
         return replace(
-            self._counted,
+            self.counted,
             bounds=steering.known_bounds,
             verdicts=steering.verdicts,
             drop_share=steering.drop_share,
@@ -50,7 +53,6 @@ class Totals:
 
 def add_lanes(stats: Stats, lanes: Sequence[_native.LaneStats]) -> None:
     """Add what the lanes have counted."""
-    stats.rejected = {}
     for lane in lanes:
         for source, names in (
             (lane.protocol, _PROTOCOL_COUNTS),
@@ -58,8 +60,6 @@ def add_lanes(stats: Stats, lanes: Sequence[_native.LaneStats]) -> None:
             (lane, _LANE_COUNTS),
         ):
             for name in names:
-                setattr(stats, name, getattr(stats, name) + getattr(source, name))
-        for reason, count in lane.protocol.rejected.items():
-            stats.rejected[reason] = stats.rejected.get(reason, 0) + count
+                setattr(stats, name, summed(getattr(stats, name), getattr(source, name)))
         stats.contributing &= lane.contributing
     stats.rtt_s = tuple(ns / 1e9 for ns in lanes[0].rtt_ns)

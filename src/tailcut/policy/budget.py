@@ -6,7 +6,8 @@ Owns ε over ops: smoothed, for decisions, and in total, for the user. Decides n
 from __future__ import annotations
 
 from tailcut.epsilon import Epsilon
-from tailcut.report import LR_DIGITS, LR_PERIOD_OPS, LrScale, Report
+from tailcut.mirror import LR_PERIOD_OPS, LrScale
+from tailcut.report import LR_DIGITS, Report
 
 RECENT_OPS = 20
 """The smoothed ε remembers about so many of the longest buckets; shorter ones weigh less."""

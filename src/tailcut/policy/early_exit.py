@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from statistics import median_low
 
+from tailcut.mirror import Ending
 from tailcut.policy.deadline import WARM_UP
-from tailcut.report import Ending
 
 FIRST_PERCENT = 10
 """Of the average time of the stage. This, the steps and the loss that moves it: OptiReduce."""

@@ -167,7 +167,7 @@ class AdaptivePlanes:
 
     def after(self, report: Report, spending: Spending, now_s: float) -> None:
         """Learn from an op that ended at ``now_s``."""
-        if report.status == "behind" or report.non_finite or not report.planes:
+        if report.status == "behind" or report.non_finite or not report.scatter.planes:
             return
         self._learn(report, spending)
         trimmed = spending.recent.trimmed > TRIMMED_SHARE * self._budget
@@ -200,7 +200,7 @@ class AdaptivePlanes:
     def _learn(self, report: Report, spending: Spending) -> None:
         weight = 1 / RECENT_OPS
         self._correlation += weight * (report.correlation - self._correlation)
-        expected = predicted(self._ranks, report.correlation, report.planes, report.gather_planes)
+        expected = predicted(self._ranks, report.correlation, report.scatter.planes, report.gather.planes)
         bias = min(MOST_BIAS, max(1 / MOST_BIAS, report.epsilon.quantized / expected))
         self._bias += weight * (bias - self._bias)
         # Over all ops: a burst of losses is over before more planes would help.

@@ -6,16 +6,17 @@ the same values: bounds are about a rank's own waits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tailcut import _native
+from tailcut.mirror import Ending, Link, Stage, StageReport
 from tailcut.policy.deadline import LEAST_SHARE, StageBound, fixed, to_native
 from tailcut.policy.early_exit import LEAST_SHARE as LEAST_GRACE_SHARE
 from tailcut.policy.early_exit import EarlyExit
 from tailcut.policy.incast import LOSS_LOW, Incast
 from tailcut.policy.straggler import Stragglers, arrivals_s, judge, median_of
-from tailcut.report import Ending, Report, Stage, Verdict
+from tailcut.report import Report, Verdict
 from tailcut.stats import OpBounds
 
 GUESS_FACTOR = 2.0
@@ -133,21 +134,16 @@ class Steering:
         for late in report.late:
             for policies in self._classes.values():  # the one that knows of the op
                 policies[late.stage].bound.came_late(late.seq, late.took_s)
-        silent = self._places(report.silent)
-        came_s = arrivals_s(report.scatter_last_s, self._place, silent)
+        came_s = arrivals_s(report.links, "scatter", self._place)
         usual_s = self._policy(report.size, "scatter").early_exit.average_s or 0.0
         least_s = LEAST_GRACE_SHARE * self._longest.deadline_s
         report = report.judged(judge(report, self._place, came_s, usual_s, least_s))
         self._alarms += self._stragglers.after(report, report.verdicts)
-        self._learn_scatter(report, came_s, silent)
-        self._learn_gather(report, silent)
+        self._learn("scatter", report, came_s)
+        self._learn("gather", report, arrivals_s(report.links, "gather", self._place))
         self._note_absence(report)
         self._incast.after(_shared_loss(report))
         return report
-
-    def _places(self, ranks: Sequence[int]) -> frozenset[int]:
-        """Where they are in what reports have by rank."""
-        return frozenset(self._members.index(rank) for rank in ranks)
 
     def _policy(self, size: int, stage: Stage) -> _StagePolicy:
         size_class = size.bit_length()
@@ -179,40 +175,30 @@ class Steering:
         scale = GUESS_FACTOR * (1 << max(0, size_class - nearest))
         return min(bound.bound_s, scale * self._classes[nearest][stage].bound.bound_s)
 
-    def _learn_scatter(self, report: Report, came_s: Sequence[float], silent: Collection[int]) -> None:
-        start_s, took_s = report.majority_entered_s, report.scatter_took_s
+    def _learn(self, stage: Stage, report: Report, came_s: Sequence[float]) -> None:
+        """``came_s``: the arrivals of the stage."""
+        ended: StageReport = getattr(report, stage)
+        start_s, took_s = ended.began_s, ended.took_s
         if start_s is None or took_s is None:  # closed by the cap, before half of the ranks were there
             return
-        own_s = 0.0  # its own contribution came when it entered
-        self._policy(report.size, "scatter").learn(
+        own_s = 0.0  # what it brings itself came when it entered
+        self._policy(report.size, stage).learn(
             report.seq,
-            report.scatter_ended_by,
+            ended.ended_by,
             took_s,
             max(0.0, max(came_s, default=own_s) - start_s, own_s - start_s),
             max(0.0, median_of(came_s) - start_s) if came_s else None,
-            _loss(report.scatter_ended_by, report.scatter_lost, {*silent, *self._places(report.abstained)}),
-        )
-
-    def _learn_gather(self, report: Report, silent: Collection[int]) -> None:
-        start_s = max(0.0, report.scatter_s)
-        came_s = arrivals_s(report.gather_last_s, self._place, silent)
-        self._policy(report.size, "gather").learn(
-            report.seq,
-            report.gather_ended_by,
-            report.gather_took_s,
-            max(0.0, max(came_s, default=0.0) - start_s),
-            max(0.0, median_of(came_s) - start_s) if came_s else None,
-            _loss(report.gather_ended_by, report.gather_lost, silent),
+            _loss(ended, [link for link in report.links if not link.silent], stage),
         )
 
     def _note_absence(self, report: Report) -> None:
-        if report.scatter_ended_by == "all":
+        if report.scatter.ended_by == "all":
             self._absent_ops.clear()
             return
         self._absent_ops = {
             place: self._absent_ops.get(place, 0) + 1
             for place, verdict in enumerate(report.verdicts)
-            if verdict is Verdict.COMPUTE_LATE and report.scatter_lost[place] >= 1
+            if verdict is Verdict.COMPUTE_LATE and report.links[place].scatter.lost_frac >= 1
         }
 
 
@@ -234,12 +220,12 @@ def _described(bounds: OpBounds) -> str:
     return f"bounds of {bounds.scatter_s:g} s for SCATTER and {bounds.gather_s:g} s for GATHER"
 
 
-def _loss(ended_by: Ending, lost: Sequence[float], without: Collection[int]) -> float:
+def _loss(ended: StageReport, links: Sequence[Link], stage: Stage) -> float:
     """The mean share that is missing from the ranks that could have brought it."""
-    if ended_by == "all":
+    if ended.ended_by == "all":
         return 0.0
-    expected = [share for rank, share in enumerate(lost) if rank not in without]
-    return sum(expected) / len(expected) if expected else 0.0
+    shares = [getattr(link, stage).lost_frac for link in links if not (stage == "scatter" and link.abstained)]
+    return sum(shares) / len(shares) if shares else 0.0
 
 
 def _shared_loss(report: Report) -> float:
@@ -247,20 +233,25 @@ def _shared_loss(report: Report) -> float:
     that were not there to send. Where packets are lost, what they had not brought when a stage was cut counts
     too. A cut alone does not: a burst of other traffic that a port holds is not mended by fewer senders (P99
     over P50 of tail-3 was 1.7 with it, and is below 1.2)."""
+    if not any(link.received_lost_packets for link in report.links):
+        return 0.0
     absent = (Verdict.SILENT, Verdict.COMPUTE_LATE)
-    without = {place for place, verdict in enumerate(report.verdicts) if verdict in absent}
-    without |= {report.members.index(rank) for rank in (*report.silent, *report.abstained)}
+    senders = [
+        link
+        for link, verdict in zip(report.links, report.verdicts, strict=True)
+        if not (link.silent or link.abstained or verdict in absent)
+    ]
 
-    def shared(lost: Sequence[float]) -> float:
-        others = sorted(share for place, share in enumerate(lost) if place not in without)[:-1]
+    def shared(lost: Iterable[float]) -> float:
+        others = sorted(lost)[:-1]
         return sum(others) / max(1, len(others) - 1)  # one of them is this rank, which loses nothing
 
-    loss = shared(report.received_lost)
+    loss = shared(link.received_lost_frac for link in senders)
     if loss < LOSS_LOW:
         return loss
-    scatter_cut, gather_cut = report.scatter_ended_by in _CUT, report.gather_ended_by in _CUT
+    scatter_cut, gather_cut = report.scatter.ended_by in _CUT, report.gather.ended_by in _CUT
     return max(
         loss,
-        shared(report.scatter_lost) if scatter_cut else 0.0,
-        shared(report.gather_lost) if gather_cut else 0.0,
+        shared(link.scatter.lost_frac for link in senders) if scatter_cut else 0.0,
+        shared(link.gather.lost_frac for link in senders) if gather_cut else 0.0,
     )

@@ -7,9 +7,10 @@ the other ranks' reports, so two ranks may judge a third differently: their link
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from tailcut.report import Ending, Report, Verdict
+from tailcut.mirror import Link, Stage, StageReport
+from tailcut.report import Report, Verdict
 
 LATE_SHARE = 0.5
 """Late is more than this share of the usual time of the stage, after its end for the median rank."""
@@ -30,11 +31,10 @@ DROPPED_FROM = 0.5
 """A contribution that lacks more than this was not used: it is dropped, not damaged."""
 
 
-def arrivals_s(times: Sequence[float | None], place: int, silent: Collection[int]) -> list[float]:
+def arrivals_s(links: Sequence[Link], stage: Stage, place: int) -> list[float]:
     """When the latest packets of the other ranks came, in order of time; without those of silent ranks."""
-    return sorted(
-        [t for peer, t in enumerate(times) if t is not None and peer != place and peer not in silent]
-    )
+    heard = [link for peer, link in enumerate(links) if peer != place and not link.silent]
+    return sorted([t for link in heard if (t := getattr(link, stage).last_s) is not None])
 
 
 def judge(
@@ -45,20 +45,20 @@ def judge(
     ``usual_s`` is the usual time of SCATTER, for groups of two, which have no median; ``least_s`` is the
     shortest lateness that counts.
     """
-    ranks = len(report.scatter_lost)
-    if not ranks == len(report.entered_s) == len(report.scatter_last_s) == len(report.gather_last_s):
-        return ()
-    start_s = report.majority_entered_s or 0.0
+    start_s = report.scatter.began_s or 0.0
     if len(came_s) > 1:
         usual_s = max(0.0, median_of(came_s) - start_s)
     slack_s = max(least_s, LATE_SHARE * usual_s)
     late_after_s = start_s + usual_s + slack_s
-    complete = report.scatter_ended_by == "all" == report.gather_ended_by and not report.silent
+    complete = report.scatter.ended_by == "all" == report.gather.ended_by
     prompt = -start_s <= slack_s and (not came_s or came_s[-1] <= late_after_s)
-    if complete and prompt and max((*report.sent_lost, *report.received_lost), default=0.0) <= LOSSY:
-        return (Verdict.ON_TIME,) * ranks
+    if complete and prompt and not _trouble(report.links):
+        return (Verdict.ON_TIME,) * len(report.links)
     return tuple(
-        [_verdict(report, peer, peer == place, start_s, slack_s, late_after_s) for peer in range(ranks)]
+        [
+            _verdict(report, link, peer == place, start_s, slack_s, late_after_s)
+            for peer, link in enumerate(report.links)
+        ]
     )
 
 
@@ -67,40 +67,44 @@ def median_of(ordered: Sequence[float]) -> float:
     return ordered[(len(ordered) - 1) // 2]
 
 
+def _trouble(links: Sequence[Link]) -> bool:
+    """Whether somebody is silent or a link is lossy."""
+    suspects = [link for link in links if link.silent or link.sent_lost_packets or link.received_lost_packets]
+    return any(link.silent or max(link.sent_lost_frac, link.received_lost_frac) > LOSSY for link in suspects)
+
+
 def _verdict(
-    report: Report, peer: int, own: bool, start_s: float, slack_s: float, late_after_s: float
+    report: Report, link: Link, own: bool, start_s: float, slack_s: float, late_after_s: float
 ) -> Verdict:
-    entered_s = 0.0 if own else report.entered_s[peer]
+    entered_s = 0.0 if own else link.entered_s
     entered_late = entered_s is not None and entered_s - start_s > slack_s
     if own:  # what it brings itself can only be missing if it came after the close
-        return Verdict.COMPUTE_LATE if entered_late or report.scatter_lost[peer] > 0 else Verdict.ON_TIME
-    rank = report.members[peer]
-    if rank in report.silent:
+        return Verdict.COMPUTE_LATE if entered_late or link.scatter.missing else Verdict.ON_TIME
+    if link.silent:
         return Verdict.SILENT
-    last_s = report.scatter_last_s[peer]
-    if report.scatter_lost[peer] > 0 and rank not in report.abstained:
+    last_s = link.scatter.last_s
+    if link.scatter.missing and not link.abstained:
         if entered_s is None:  # nothing of its contribution; its engine answers without it if it is there
-            return Verdict.SILENT if report.gather_lost[peer] >= 1 else Verdict.COMPUTE_LATE
+            return Verdict.SILENT if link.gather.lost_frac >= 1 else Verdict.COMPUTE_LATE
         if entered_late:
             return Verdict.COMPUTE_LATE
-        return _unfinished(report.scatter_ended_by, last_s, start_s, report.scatter_s)
+        return _unfinished(report.scatter, last_s, start_s)
     if last_s is not None and last_s > late_after_s:
         by_entry = entered_s is not None and entered_s - start_s >= (last_s - late_after_s + slack_s) / 2
         return Verdict.COMPUTE_LATE if by_entry else Verdict.NETWORK_LATE
-    if report.gather_lost[peer] > 0:
-        return _unfinished(
-            report.gather_ended_by, report.gather_last_s[peer], max(0.0, report.scatter_s), report.elapsed_s
-        )
-    if report.received_lost and report.received_lost[peer] > LOSSY:
+    if link.gather.missing:
+        return _unfinished(report.gather, link.gather.last_s, report.gather.began_s or 0.0)
+    if link.received_lost_frac > LOSSY:
         return Verdict.LOSSY_FROM
-    if report.sent_lost and report.sent_lost[peer] > LOSSY:
+    if link.sent_lost_frac > LOSSY:
         return Verdict.LOSSY_TO
     return Verdict.ON_TIME
 
 
-def _unfinished(ended_by: Ending, last_s: float | None, start_s: float, end_s: float) -> Verdict:
+def _unfinished(stage: StageReport, last_s: float | None, start_s: float) -> Verdict:
     """Of a rank that was on time and a part of whose packets is missing: late or lost?"""
-    if ended_by == "grace":  # its last-percentile packets had come, and what came before them has not
+    end_s = stage.ended_s or 0.0
+    if stage.ended_by == "grace":  # its last-percentile packets had come, and what came before them has not
         return Verdict.LOSSY_FROM
     if last_s is None or last_s >= end_s - STILL_COMING * (end_s - start_s):
         return Verdict.NETWORK_LATE
@@ -124,7 +128,7 @@ class Stragglers:
     def after(self, report: Report, verdicts: Sequence[Verdict]) -> list[str]:
         """What to tell the user now: of each rank once, and again only after it has recovered."""
         self._count(verdicts)
-        dropped = {} if report.scatter_ended_by == "all" else _dropped(report, verdicts)
+        dropped = {} if report.scatter.ended_by == "all" else _dropped(report, verdicts)
         if len(self._dropped) == WINDOW:
             for rank in self._dropped[0]:
                 self._drops[rank] -= 1
@@ -176,9 +180,9 @@ class Stragglers:
 
 def _dropped(report: Report, verdicts: Sequence[Verdict]) -> dict[int, Verdict]:
     return {
-        rank: verdict
-        for rank, (lost, verdict) in enumerate(zip(report.scatter_lost, verdicts, strict=False))
-        if lost > DROPPED_FROM and report.members[rank] not in report.abstained
+        place: verdict
+        for place, (link, verdict) in enumerate(zip(report.links, verdicts, strict=False))
+        if link.scatter.lost_frac > DROPPED_FROM and not link.abstained
     }
 
 

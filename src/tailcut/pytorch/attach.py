@@ -86,7 +86,7 @@ class Attachment:
         # Weak: the model holds its hook in C++, where the collector does not see the circle.
         self._ddp: weakref.ref[DistributedDataParallel] | None = weakref.ref(ddp)
         self._optimizer = optimizer
-        self._earlier: dict[str, int] = {}
+        self._earlier: dict[str, Any] = {}
         self._warned: set[str] = set()
         self._attached_at = notices.users_place()
         self._step_error = self._step_coordinates = 0.0  # since the last should_step()
@@ -157,12 +157,12 @@ class Attachment:
         if self._reducer:
             self._reducer.close(linger_s)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: the counts so far."""
         now = self._reducer.group.stats() if self._reducer else Stats()
         return now.plus(self._earlier).counts()
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Count on from those of a checkpoint."""
         self._earlier = dict(state)
 
@@ -187,7 +187,7 @@ class Attachment:
         self.reports.append(report)
         self._step_error += report.epsilon.total * report.length
         self._step_coordinates += report.length
-        if any(report.gather_lost):
+        if report.gather.missing:
             self._warn_once(
                 f"tailcut: {report}: a part of the mean did not come in time, and replicas that have it "
                 "differ from this one until attachment.resync(); stats() keeps count"

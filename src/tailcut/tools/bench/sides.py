@@ -40,8 +40,8 @@ class TailcutSide:
 
     def allreduce(self, array: npt.NDArray[np.float32]) -> Report:
         report = self._group.allreduce(array).wait()
-        if report.planes:
-            self._fewest_planes = min(self._fewest_planes, report.planes, report.gather_planes)
+        if report.scatter.planes:
+            self._fewest_planes = min(self._fewest_planes, report.scatter.planes, report.gather.planes)
         return report
 
     def nmse_tolerance(self) -> float:
@@ -124,11 +124,6 @@ def delivered_frac(report: Report | None, rank: int) -> float:
         return 1.0
     if report.status == "behind":
         return 0.0
-    lost = [
-        share
-        for shares in (report.scatter_lost, report.gather_lost, report.gather_empty)
-        for peer, share in enumerate(shares)
-        if peer != rank
-    ]
-    owed = 2 * (len(report.scatter_lost) - 1)
-    return 1.0 - sum(lost) / owed if owed else 1.0
+    others = [link for peer, link in zip(report.members, report.links, strict=True) if peer != rank]
+    lost = [link.scatter.lost_frac + link.gather.lost_frac + link.gather.empty_frac for link in others]
+    return 1.0 - sum(lost) / (2 * len(others)) if others else 1.0

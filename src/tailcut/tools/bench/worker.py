@@ -155,7 +155,7 @@ def _one_op(side: Side, rank: int, bucket: Vector, source: Source, barrier: Barr
     report = side.allreduce(bucket)
     elapsed_s = time.perf_counter() - start
     barrier.wait()  # so that checking takes no processor from a rank whose op is still timed
-    trimmed = report.trimmed_packets if report else 0
+    trimmed = report.traffic.trimmed_packets if report else 0
     if np.array_equal(bucket, answer):
         return Sample(elapsed_s, delivered_frac(report, rank), nmse=0.0, correct=True, trimmed=trimmed)
     # Not np.dot: the threads of its library go on spinning into the next op.

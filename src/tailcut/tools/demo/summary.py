@@ -44,7 +44,7 @@ class Cost:
     """Steps that the others had done and the frozen rank had not, when it was released."""
     catch_up_s: float
     """From the release until the frozen rank began a step that another rank had not ended."""
-    deadline_steps: int
+    partial_steps: int
     """Steps with an op that the deadline ended, on any of the other ranks."""
     means_lost: tuple[float, ...]
     """By rank: the share of the mean gradients that did not come and counted as zero."""
@@ -76,7 +76,7 @@ def cost_of(run: Run, script: Script) -> Cost:
         done_while_frozen=_phase(others, lambda s: run.frozen_at_s < s.ended_s <= run.released_at_s).steps,
         behind_steps=max(map(ended, others)) - ended(own),
         catch_up_s=catch_up_s,
-        deadline_steps=_phase(others, lambda s: any(r.status == "deadline" for r in s.reports), warm=0).steps,
+        partial_steps=_phase(others, lambda s: any(r.status == "partial" for r in s.reports), warm=0).steps,
         means_lost=tuple(map(_means_lost, steps)),
         contributions_lost=tuple(_contributions_lost(steps, rank) for rank in range(script.ranks)),
         accuracy=tuple(replica.accuracy for replica in run.replicas),
@@ -112,7 +112,7 @@ def _contributions_lost(steps: list[list[Step]], rank: int) -> float:
     """Every owner reports on its own shard, and the shards of an op are equal parts."""
     reports = [report for of_rank in steps for step in of_rank for report in step.reports]
     coordinates = sum(report.length for report in reports)
-    lost = sum(report.scatter_lost[rank] * report.length for report in reports)
+    lost = sum(report.links[rank].scatter.lost_frac * report.length for report in reports)
     return lost / coordinates if coordinates else 0.0
 
 
@@ -186,7 +186,7 @@ def _words(tailcut: Cost, gloo: Cost, script: Script) -> list[str]:
     return [
         f"With Gloo everybody stood still for {gloo.frozen.max_s:.2f} s. "
         f"With tailcut no step took longer than {_longest_s(tailcut):.2f} s;",
-        f"{tailcut.deadline_steps} were ended by the deadline. At its release rank {rank} was "
+        f"{tailcut.partial_steps} ended before all had come. At its release rank {rank} was "
         f"{tailcut.behind_steps} steps behind, found their results",
         f"waiting, and was with the others again after {tailcut.catch_up_s:.2f} s.",
         *_words_on_drift(tailcut),

@@ -133,7 +133,7 @@ def _average(findings: Findings, world_size: int, store: Store, options: Options
         while len(findings.ops) < OPS and (not findings.ops or time.monotonic() < give_up):
             report = group.allreduce(bucket).wait()
             findings.ops.append(Op(report.elapsed_s, report.status == "complete", report.lost_frac))
-            if silent := [peer for peer, lost in enumerate(report.gather_lost) if lost == 1]:
+            if silent := [peer for peer, link in enumerate(report.links) if link.gather.lost_frac == 1]:
                 raise PeerError(f"ranks {silent} sent nothing in op {report.seq}: they ended or froze")
 
 

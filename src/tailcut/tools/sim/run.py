@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -181,20 +181,20 @@ def _tailcut(options: Options, row: Row, bound_s: float, tell: Callable[[int], N
         inputs, results = [], elided_buckets(scenario)
     native = _native.simulate(spec, results, tell)
     summaries = native.summaries()
-    rank, op, entered_ns, finished_ns = (summaries[:, k] for k in (0, 1, 3, 5))
+    rank, op = (summaries[name].astype(np.int64) for name in ("rank", "op"))
     counted = op >= options.warmup_ops
-    answered = 1 - (summaries[:, 8] + summaries[:, 9]) / scenario.length
-    late = summaries[:, 16] / scenario.length
-    present = 1 - summaries[:, 7] / np.maximum(1, summaries[:, 6])
-    present *= 1 - summaries[:, 15] / np.maximum(1, summaries[:, 14])  # of a column, the sums of rows
+    answered = 1 - (summaries["gather_missing"] + summaries["gather_empty"]) / scenario.length
+    late = summaries["late_coords"] / scenario.length
+    present = 1 - summaries["scatter_missing"] / np.maximum(1, summaries["scatter_coords"])
+    present *= 1 - summaries["column_missing"] / np.maximum(1, summaries["column_coords"])  # sums of rows
     living = row.ranks - sum(freeze.until_s is None for freeze in row.conditions.freezes)
     if options.values:
         nmse = _measured_nmse(inputs, results, rank[counted], op[counted])
     else:
-        trimmed = summaries[:, 13] / np.maximum(1, summaries[:, 12])
+        trimmed = summaries["trimmed_packets"] / np.maximum(1, summaries["received_packets"])
         nmse = _predicted(scenario, op[counted], np.stack([present, answered, trimmed], axis=1)[counted])
     return Side(
-        times_s=(finished_ns - entered_ns)[counted] / 1e9,
+        times_s=_times_s(summaries[counted]),
         bound_s=bound_s,
         unfinished=max(0, living * (options.ops - options.warmup_ops) - int(counted.sum())),
         delivered=float(np.mean(answered[counted] * present[counted])) if counted.any() else 0.0,
@@ -204,6 +204,12 @@ def _tailcut(options: Options, row: Row, bound_s: float, tell: Callable[[int], N
         losses=_losses(native.network, native.counters),
         notes={"packets": sum(native.fates.values()), "events": native.events},
     )
+
+
+def _times_s(table: npt.NDArray[Any]) -> Numbers:
+    """How long each op took."""
+    times_s: Numbers = (table["ended_at_ns"] - table["entered_at_ns"]) / 1e9
+    return times_s
 
 
 def _by_next_op(
@@ -257,7 +263,7 @@ def _predicted(scenario: Scenario, op: npt.NDArray[np.int64], rows: Numbers) -> 
 def _losses(network: _native.NetworkCounters, counters: list[_native.Counters]) -> Losses:
     fates = network.fates
     sent = max(1, sum(fates.values()))
-    late = sum(c.late_gather_packets + c.rejected["late"] for c in counters)
+    late = sum(c.traffic.late_packets for c in counters)
     return Losses(
         lost=fates["lost"] / sent,
         queue=(fates["queue_drop"] + fates["socket_drop"]) / sent,
@@ -280,8 +286,7 @@ def _baseline(options: Options, row: Row, bound_s: float, name: str, tell: Calla
     )
     native = simulate_baseline(baseline, tell)
     ops = native.ops()
-    counted = ops[:, 1] >= options.warmup_ops
-    times_s = (ops[counted, 3] - ops[counted, 2]) / 1e9
+    times_s = _times_s(ops[ops["op"] >= options.warmup_ops])
     total = row.ranks * (options.ops - options.warmup_ops)
     return Side(
         times_s=times_s,
