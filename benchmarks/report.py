@@ -1,4 +1,4 @@
-"""What does Python take for the report of an op, and for the policies that learn from it? CPU time, the best."""
+"""What does Python take for the report of an op, and for the policies that learn from it?"""
 
 from __future__ import annotations
 
