@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "protocol/fields.hpp"
+#include "protocol/reports/fields.hpp"
 
 namespace tailcut {
 

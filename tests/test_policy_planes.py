@@ -191,7 +191,7 @@ def fixed_to(planes: Planes) -> type[Watched]:
 def closed_loop(kind: type[Watched], mbit_s: float, compute_s: float, depth: int, ops: int) -> Watched:
     ranks, length = 4, 400_000
     rate = mbit_s * 1e6 / 8
-    # Ranks that enter at exactly the same time fall into a rhythm, and ops are 15 % longer or shorter by chance.
+    # Ranks that enter at exactly the same time fall into a rhythm: ops are 15 % longer or shorter by chance.
     enter_s = np.random.default_rng(0).uniform(0, 0.05 * length * 0.5 / rate, (ops, ranks))
     scenario = Scenario(
         ranks=ranks, length=length, ops=ops, codec="planes", elided=True, paced=True, deadline_s=10.0,

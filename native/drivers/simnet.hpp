@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "protocol/core.hpp"
-#include "protocol/path.hpp"
+#include "protocol/sending/path.hpp"
 #include "sim/host_freezes.hpp"
 #include "sim/network.hpp"
 

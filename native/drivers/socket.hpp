@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "drivers/multicast.hpp"
-#include "protocol/op.hpp"
+#include "protocol/ops/op.hpp"
 
 namespace tailcut {
 

@@ -18,7 +18,7 @@
 #include "drivers/socket.hpp"
 #include "drivers/trimmed.hpp"
 #include "protocol/core.hpp"
-#include "protocol/path.hpp"
+#include "protocol/sending/path.hpp"
 
 namespace tailcut {
 

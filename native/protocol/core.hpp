@@ -9,11 +9,11 @@
 #include <span>
 #include <vector>
 
-#include "protocol/counters.hpp"
-#include "protocol/outgoing.hpp"
-#include "protocol/report.hpp"
+#include "protocol/ops/terms.hpp"
+#include "protocol/reports/counters.hpp"
+#include "protocol/reports/report.hpp"
+#include "protocol/sending/outgoing.hpp"
 #include "protocol/settings.hpp"
-#include "protocol/terms.hpp"
 
 namespace tailcut {
 

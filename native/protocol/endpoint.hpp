@@ -9,16 +9,16 @@
 #include <span>
 #include <vector>
 
-#include "protocol/accounts.hpp"
 #include "protocol/core.hpp"
-#include "protocol/links.hpp"
-#include "protocol/memory.hpp"
-#include "protocol/ops.hpp"
-#include "protocol/outbox.hpp"
-#include "protocol/peer_pools.hpp"
+#include "protocol/ops/memory.hpp"
+#include "protocol/ops/ops.hpp"
+#include "protocol/reports/accounts.hpp"
 #include "protocol/roster.hpp"
+#include "protocol/sending/links.hpp"
+#include "protocol/sending/outbox.hpp"
+#include "protocol/sending/peer_pools.hpp"
 #include "protocol/settings.hpp"
-#include "protocol/values.hpp"
+#include "protocol/values/values.hpp"
 
 namespace tailcut {
 

@@ -1,8 +1,8 @@
 #include "protocol/packet_checks.hpp"
 
 #include "codec/blocks.hpp"
-#include "protocol/arrivals.hpp"
-#include "protocol/layout.hpp"
+#include "protocol/ops/layout.hpp"
+#include "protocol/sending/arrivals.hpp"
 
 namespace tailcut {
 

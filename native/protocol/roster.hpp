@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "protocol/ownership.hpp"
-#include "protocol/terms.hpp"
+#include "protocol/ops/ownership.hpp"
+#include "protocol/ops/terms.hpp"
 
 namespace tailcut {
 

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "protocol/flight.hpp"
-#include "protocol/ownership.hpp"
-#include "protocol/terms.hpp"
+#include "protocol/ops/ownership.hpp"
+#include "protocol/ops/terms.hpp"
+#include "protocol/sending/flight.hpp"
 #include "wire/header.hpp"
 
 namespace tailcut {

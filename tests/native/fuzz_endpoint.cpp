@@ -151,7 +151,8 @@ void Host::submit(Time now, std::uint32_t length, const Terms& terms) {
     const Seq seq = endpoint.next_seq();
     if (column_) {
         auto& weights = column_ops_.weights[seq] = {};
-        for (std::uint32_t g = 0; g < length / kGranule; ++g) weights.push_back(static_cast<float>(g / 2 % 3));
+        for (std::uint32_t g = 0; g < length / kGranule; ++g)
+            weights.push_back(static_cast<float>(g / 2 % 3));
     }
     endpoint.submit(now, ticket, bucket.values(), terms);
     take_reports();

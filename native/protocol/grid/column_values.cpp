@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "protocol/elided_values.hpp"
-#include "protocol/raw_values.hpp"
+#include "protocol/values/elided_values.hpp"
+#include "protocol/values/raw_values.hpp"
 
 namespace tailcut {
 namespace {

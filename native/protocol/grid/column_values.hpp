@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "protocol/values.hpp"
+#include "protocol/values/values.hpp"
 
 namespace tailcut {
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "protocol/elided_values.hpp"
-#include "protocol/planes_values.hpp"
-#include "protocol/raw_values.hpp"
+#include "protocol/values/elided_values.hpp"
+#include "protocol/values/planes_values.hpp"
+#include "protocol/values/raw_values.hpp"
 
 namespace tailcut {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "protocol/values.hpp"
+#include "protocol/values/values.hpp"
 
 namespace tailcut {
 

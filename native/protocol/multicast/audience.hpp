@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/types.hpp"
-#include "protocol/arrivals.hpp"
+#include "protocol/sending/arrivals.hpp"
 
 namespace tailcut {
 

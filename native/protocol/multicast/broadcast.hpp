@@ -6,13 +6,13 @@
 #include <optional>
 #include <span>
 
-#include "protocol/accounts.hpp"
-#include "protocol/letterhead.hpp"
-#include "protocol/links.hpp"
-#include "protocol/ops.hpp"
-#include "protocol/peer_pools.hpp"
-#include "protocol/ready_queue.hpp"
+#include "protocol/ops/ops.hpp"
+#include "protocol/reports/accounts.hpp"
 #include "protocol/roster.hpp"
+#include "protocol/sending/letterhead.hpp"
+#include "protocol/sending/links.hpp"
+#include "protocol/sending/peer_pools.hpp"
+#include "protocol/sending/ready_queue.hpp"
 #include "protocol/settings.hpp"
 
 namespace tailcut {

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "protocol/flight.hpp"
 #include "protocol/multicast/audience.hpp"
-#include "protocol/parcel.hpp"
+#include "protocol/sending/flight.hpp"
+#include "protocol/sending/parcel.hpp"
 
 namespace tailcut {
 

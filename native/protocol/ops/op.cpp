@@ -1,0 +1,389 @@
+#include "protocol/ops/op.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "codec/raw.hpp"
+
+namespace tailcut {
+namespace {
+
+constexpr std::uint32_t kMaxRunGranules = 0xFFFF / kGranule;  // Header::count is 16 bits
+
+std::uint32_t granules_of(std::uint32_t coords) { return (coords + kGranule - 1) / kGranule; }
+
+}  // namespace
+
+Op::Op(const OpContext& context, Seq seq, std::uint32_t bucket_len, const Coding& gather)
+    : context_(context),
+      shape_(context.shape),
+      seq_(seq),
+      layout_{bucket_len, shape_.ranks},
+      gather_(gather),
+      sent_(shape_.ranks),
+      steps_(shape_.ranks),
+      gather_last_at_(shape_.ranks, -1),
+      last_parts_(shape_.ranks) {
+    for (Rank shard = 0; shard < shape_.ranks; ++shard) total_granules_ += layout_.granules(shard);
+}
+
+void Op::own(Block memory) {
+    owned_.emplace(context_, layout_.granules(own_shard()),
+                   context_.values.reduction(context_, seq_, layout_, gather_, std::move(memory)));
+}
+
+void Op::hold(Block memory) {
+    means_ = context_.values.means(context_, seq_, layout_, std::move(memory));
+    for (Rank shard = 0; shard < shape_.ranks; ++shard) {
+        answered_.emplace_back(layout_.granules(shard));
+        held_.emplace_back(layout_.granules(shard));
+    }
+}
+
+void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing) {
+    entered_ = true;
+    contributing_ = contributing;
+    bucket_ = bucket;
+    bounds_ = terms.bounds;
+    scatter_ = terms.scatter;
+    // A mean has one coding, which was chosen before if some of it is final.
+    if (owned_->final_granules() == 0) gather_ = terms.gather;
+    skip_above_ = terms.skip_above;
+    entered_at_ = now;
+    deadline_ = now + terms.bounds.deadline;
+    key_ = terms.key;
+    loss_scale_tag_ = terms.loss_scale_tag;
+    last_parts_.note(shape_.self, now);
+    report_.ticket = ticket;
+    if (!holds()) hold({});
+    means_->enter(bucket, held_);
+    contributions_ = context_.values.contributions(context_, seq_, layout_, scatter_, bucket);
+    for (Rank peer = 0; peer < shape_.ranks; ++peer)
+        if (peer != shape_.self) steps_[peer] = contributions_->steps(shape_.shard_of(peer, seq_));
+    owned_->enter(now, bucket.data() + layout_.begin(own_shard()), contributing, gather_);
+}
+
+std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
+                                        std::span<const std::byte> payload, Time source_entered_at) {
+    non_finite_ |= (header.flags & wire::kNonFinite) != 0;
+    owned_->note_entry(header.source, source_entered_at);
+    if (!entered_) key_ = header.key;  // what an owner sends before it has entered names the bucket, too
+    if (header.empty()) {
+        if (owned_->abstained(header.source)) return wire::Reject::kDuplicate;
+        if (header.flags & wire::kOver)
+            owned_->peer_ended(header.source, now);
+        else
+            owned_->abstain(header.source, now);
+        return std::nullopt;
+    }
+    report_.traffic.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
+    const std::uint32_t first = header.first / kGranule;
+    const std::uint32_t last = first + wire::delivered_granules(header, payload.size());
+    return owned_->contribute(header, first, last, payload, now);
+}
+
+std::optional<wire::Reject> Op::gather(Time now, const wire::Header& header,
+                                       std::span<const std::byte> payload) {
+    const Rank shard = header.shard;
+    const bool whole = header.count == 0;
+    const std::uint32_t first = header.first / kGranule;
+    std::uint32_t last = whole ? layout_.granules(shard) : first + granules_of(header.count);
+    if (answered_[shard].any(first, last)) return wire::Reject::kDuplicate;
+    non_finite_ |= (header.flags & wire::kNonFinite) != 0;
+    gather_last_at_[header.source] = now;
+    if (header.flags & wire::kLastPart) last_parts_.note(header.source, now);
+    if (!header.empty()) {
+        report_.traffic.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
+        last = first + wire::delivered_granules(header, payload.size());
+        if (first == last) return std::nullopt;
+        means_->place(header, first, last, payload);
+        held_[shard].set(first, last);
+    }
+    answered_[shard].set(first, last);
+    answered_count_ += last - first;
+    means_->note_answers(shard, first, last, answered_[shard], held_[shard]);
+    return std::nullopt;
+}
+
+void Op::abstain(Rank rank, Time now) {
+    if (owned_) owned_->abstain(rank, now);
+}
+
+void Op::peer_left(Rank rank, Time now) {
+    if (owned_) owned_->peer_left(rank, now);
+}
+
+void Op::owner_left(Rank owner) {
+    const Rank shard = shape_.shard_of(owner, seq_);
+    const std::uint32_t granules = layout_.granules(shard);
+    answered_count_ += granules - answered_[shard].count(0, granules);
+    answered_[shard].set(0, granules);
+    last_parts_.note(owner, entered_at_);
+}
+
+void Op::evict(Time now) {
+    own({});
+    owned_->close(now, Ending::kDeadline);
+    owned_->give_up();
+}
+
+void Op::reduce_more(bool non_finite) {
+    if (owned_->reduced()) return;
+    non_finite_ |= non_finite;
+    owned_->reduce_more();
+}
+
+// When the own shard was reduced and the last parts of all means had come, except those of silent owners.
+Time Op::gathered_at() const {
+    const Time last_parts = owned_->reduced() ? last_parts_.all_at(context_.roster) : kNever;
+    return last_parts == kNever ? kNever : std::max(last_parts, owned_->closed_at());
+}
+
+StageEnd Op::end_at() const {
+    if (!entered_ || ended_) return {};
+    StageEnd end{deadline_, Ending::kDeadline};
+    // Who hears nobody, not even answers, is cut off: the others do not wait for it, nor it for them.
+    const bool deaf = context_.roster.heard_at() < entered_at_;
+    const Time majority = deaf ? entered_at_ : owned_->clock().majority_entered_at();
+    const Duration grace = std::max(bounds_.gather_grace, context_.roster.repeat_time());
+    if (majority >= 0) {  // a rank that is late finds what there is, in a round trip or two
+        const Duration fetch = std::max(bounds_.gather_grace, context_.roster.repeat_time() / 4);
+        const Time bound = std::max(entered_at_ + fetch, majority + bounds_.scatter + bounds_.gather);
+        if (bound < end.at) end = {bound, Ending::kBound};
+    }
+    const Time gathered = gathered_at();
+    if (gathered != kNever && gathered + grace < end.at) end = {gathered + grace, Ending::kGrace};
+    return end;
+}
+
+bool Op::next_packet(Time now, Destination to, Outgoing& out) {
+    out = {};
+    // Contributions come first: owners wait for the last of them, and means can use what they leave of the uplink. So
+    // does the word that we have ended the op: it stops means that come too late.
+    const bool found = (unsent(to) && next_contribution(to.rank(), out)) ||
+                       (owned_ && next_mean(to, owned_->pending(to), out));
+    if (found) complete_header(now, to, out);
+    return found;
+}
+
+bool Op::next_late(Time now, Rank peer, Outgoing& out) {
+    out = {};
+    if (!late(peer)) return false;
+    next_mean(peer, owned_->late(peer), out);
+    complete_header(now, peer, out);
+    return true;
+}
+
+bool Op::repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out) {
+    out = {};
+    if (parcel.stage == wire::Stage::kGather) {
+        if (owned_->has_ended(peer)) return false;
+        put_mean(peer, {parcel.first, parcel.first + parcel.granules, parcel.empty}, out);
+    } else if (parcel.empty) {
+        put_end(peer, out);
+    } else {
+        const Rank shard = shape_.shard_of(peer, seq_);
+        std::uint32_t step = parcel.first;
+        out.header.shard = shard;
+        if (ended_ || !contributions_->next(shard, answered_[shard], step, out)) return false;
+    }
+    if (parcel.last_part) out.header.flags |= wire::kLastPart;
+    complete_header(now, peer, out);
+    out.parcel = parcel;
+    out.again = true;
+    return true;
+}
+
+void Op::complete_header(Time now, Destination to, Outgoing& out) const {
+    out.to = to;
+    if (to.is_everybody()) out.header.flags |= wire::kMulticast;
+    out.header.seq = out.parcel.seq = seq_;
+    out.header.bucket_len = out.parcel.bucket_len = layout_.bucket_len;
+    out.parcel.stage = out.header.stage();
+    out.parcel.empty = out.header.empty();
+    out.parcel.last_part = out.header.flags & wire::kLastPart;
+    if (entered_)
+        out.header.entry_us = static_cast<std::uint32_t>(
+            std::min<Duration>((now - entered_at_) / kMicrosecond, wire::kNotEntered - 1));
+    out.header.key = key_;
+    out.header.loss_scale_tag = loss_scale_tag_;
+    if (non_finite()) out.header.flags |= wire::kNonFinite;
+    const bool verdict = owned_ && owned_->non_finite();
+    if (verdict && out.header.stage() == wire::Stage::kGather) out.header.flags |= wire::kVerdict;
+}
+
+bool Op::pending(Destination to) const { return (owned_ && owned_->pending(to)) || unsent(to); }
+
+bool Op::next_mean(Destination to, const std::optional<Run>& run, Outgoing& out) {
+    if (!run) return false;
+    out.rewind = owned_->cursor(to);
+    const std::uint32_t granules = put_mean(to, *run, out);
+    owned_->advance(to, granules);
+    out.parcel.first = run->first;
+    out.parcel.granules = granules;
+    if (!owned_->sent_all(to)) return true;
+    out.header.flags |= wire::kLastPart;
+    // Rule 10: the last packet of the own mean must know what the own bucket holds.
+    if (entered_ && !ended_) scan_unsent();
+    return true;
+}
+
+// The first packet of a run of the own mean; returns its granules.
+std::uint32_t Op::put_mean(Destination to, const Run& run, Outgoing& out) {
+    const Rank shard = own_shard();
+    const std::uint32_t all = layout_.granules(shard);
+    out.header.flags = wire::kGatherStage | (run.empty ? wire::kEmpty : 0);
+    out.header.shard = shard;
+    out.header.first = run.first * kGranule;
+    if (!run.empty) return owned_->packet(to, run, out);
+    const bool whole = run.first == 0 && run.last == all;
+    const std::uint32_t granules = whole ? all : std::min(run.last - run.first, kMaxRunGranules);
+    const std::uint32_t coords = layout_.coords(shard, run.first, run.first + granules);
+    out.header.count = whole ? 0 : static_cast<std::uint16_t>(coords);
+    return granules;
+}
+
+bool Op::next_contribution(Rank peer, Outgoing& out) {
+    const Rank shard = shape_.shard_of(peer, seq_);
+    std::uint32_t& sent = sent_[peer];
+    out.rewind = {0, sent};
+    const bool empty = ended_ || !contributing_ || layout_.length(shard) == 0;
+    if (empty && unsent(peer)) {
+        put_end(peer, out);
+        sent = steps_[peer];
+        return true;
+    }
+    out.header.shard = shard;
+    while (unsent(peer)) {
+        out.rewind = {0, sent};
+        out.parcel.first = sent;
+        if (!contributions_->next(shard, answered_[shard], sent, out)) continue;
+        if (!unsent(peer)) out.header.flags |= wire::kLastPart;
+        non_finite_ |= (out.header.flags & wire::kNonFinite) != 0;
+        return true;
+    }
+    return false;
+}
+
+// In place of a contribution: there is none, or the op is over for us.
+void Op::put_end(Rank peer, Outgoing& out) {
+    out.header.shard = shape_.shard_of(peer, seq_);
+    out.header.flags = wire::kEmpty | wire::kLastPart | (ended_ ? wire::kOver : 0);
+}
+
+void Op::retract(const Outgoing& out) {
+    if (out.again) return;
+    if (out.header.stage() == wire::Stage::kGather) {
+        owned_->rewind(out.to, out.rewind);
+    } else {
+        sent_[out.to.rank()] = out.rewind.granule;
+        if (contributions_) contributions_->retract(out);
+    }
+}
+
+void Op::scan_unsent() {
+    if (std::exchange(scanned_, true)) return;
+    for (Rank peer = 0; contributing_ && !non_finite_ && peer < shape_.ranks; ++peer) {
+        if (peer == shape_.self) continue;  // the own shard is seen in its mean
+        const Rank shard = shape_.shard_of(peer, seq_);
+        const std::uint32_t at = layout_.coords(shard, 0, contributions_->first_unseen(shard, sent_[peer]));
+        non_finite_ =
+            codec::has_non_finite(bucket_.subspan(layout_.begin(shard) + at, layout_.length(shard) - at));
+    }
+}
+
+OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool record_fates) {
+    owned_->give_up();
+    owned_->hand_back(awaited);
+    scan_unsent();
+    means_->end(own_shard(), held_);
+    report_.energies = contributions_->energies();
+    contributions_.reset();
+    // Rule 10: whoever checks gradients for Inf and NaN finds one, whichever packets were lost.
+    if (non_finite() && !bucket_.empty()) bucket_[0] = std::numeric_limits<float>::quiet_NaN();
+    if (status == Status::kBehind) {  // nothing is reduced for a rank whose parameters are old
+        if (!context_.elided) std::fill(bucket_.begin(), bucket_.end(), 0.0f);
+        for (Rank shard = 0; shard < shape_.ranks; ++shard)
+            held_[shard] = GranuleSet(layout_.granules(shard));
+    }
+    ended_ = true;
+    // An owner whose mean we have needs no word; the others are told that we have ended.
+    for (Rank peer = 0; peer < shape_.ranks; ++peer) {
+        const Rank shard = shape_.shard_of(peer, seq_);
+        sent_[peer] = answered_[shard].all(0, layout_.granules(shard)) ? steps_[peer] : 0;
+    }
+    fill_report(now, status, ending);
+    if (record_fates) this->record_fates(status);
+    return std::move(report_);
+}
+
+void Op::fill_report(Time now, Status status, Ending ending) {
+    report_.status = status;
+    report_.seq = seq_;
+    report_.bucket_len = layout_.bucket_len;
+    report_.own_shard = own_shard();
+    report_.place = shape_.self;
+    report_.non_finite = non_finite();
+    report_.contributed = contributing_;
+    report_.entered_at = entered_at_;
+    report_.ended_at = now;
+    if (context_.codec == wire::Codec::kPlanes) {
+        report_.scatter.planes = static_cast<std::uint32_t>(scatter_.planes);
+        report_.gather.planes = static_cast<std::uint32_t>(gather_.planes);
+    }
+    report_.energies += owned_->energies();
+    report_.energies += means_->energies();
+    report_.scatter.ended_by = owned_->ending();
+    report_.scatter.began = since_entry(owned_->clock().majority_entered_at());
+    report_.scatter.ended = owned_->closed_at() - entered_at_;
+    report_.gather.ended_by = ending;
+    report_.gather.began = std::max<Duration>(0, *report_.scatter.ended);
+    report_.gather.ended = now - entered_at_;
+    fill_links();
+}
+
+void Op::fill_links() {
+    const auto missing = [&](Rank shard, const GranuleSet& set) {
+        std::uint32_t coords = 0;
+        for (std::uint32_t g = 0, last, all = layout_.granules(shard); g < all; g = last) {
+            last = set.run_end(g, all);
+            if (!set.test(g)) coords += layout_.coords(shard, g, last);
+        }
+        return coords;
+    };
+    std::uint32_t own_empty = 0;
+    for (const Run& run : owned_->runs())
+        if (run.empty) own_empty += layout_.coords(own_shard(), run.first, run.last);
+    const auto add = [](StageReport& stage, const LinkStage& link) {
+        stage.coords += link.coords, stage.missing += link.missing, stage.empty += link.empty;
+    };
+    for (Rank rank = 0; rank < shape_.ranks; ++rank) {
+        LinkReport link;
+        link.entered = since_entry(owned_->clock().entered_at(rank));
+        link.silent = context_.roster.silent(rank);
+        link.abstained = owned_->abstained(rank);
+        link.scatter.coords = layout_.length(own_shard());
+        link.scatter.missing = missing(own_shard(), owned_->delivered(rank));
+        link.scatter.last = since_entry(owned_->clock().last_at(rank));
+        const Rank shard = shape_.shard_of(rank, seq_);
+        const bool own = rank == shape_.self;
+        link.gather.coords = layout_.length(shard);
+        link.gather.missing = own ? 0 : missing(shard, answered_[shard]);
+        link.gather.empty = own ? own_empty : missing(shard, held_[shard]) - link.gather.missing;
+        link.gather.last = since_entry(gather_last_at_[rank]);
+        add(report_.scatter, link.scatter);
+        add(report_.gather, link.gather);
+        report_.links.push_back(link);
+    }
+}
+
+void Op::record_fates(Status status) {
+    for (Rank rank = 0; rank < shape_.ranks; ++rank) report_.contributions.push_back(owned_->arrived(rank));
+    report_.held = held_;
+    report_.held[own_shard()] = GranuleSet(layout_.granules(own_shard()));
+    for (const Run& run : owned_->runs())
+        if (!run.empty && status != Status::kBehind) report_.held[own_shard()].set(run.first, run.last);
+}
+
+}  // namespace tailcut

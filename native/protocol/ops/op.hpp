@@ -1,0 +1,166 @@
+// One AllReduce at one rank: contributions going out, the owned shard, means coming in, and the report.
+// Told the time, handed parsed packets, asked for packets to send. No clock, no socket, no thread.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "protocol/ops/layout.hpp"
+#include "protocol/ops/owned_shard.hpp"
+#include "protocol/ops/ownership.hpp"
+#include "protocol/ops/terms.hpp"
+#include "protocol/reports/report.hpp"
+#include "wire/header.hpp"
+
+namespace tailcut {
+
+class Op {
+public:
+    // `gather` until the local rank enters.
+    Op(const OpContext& context, Seq seq, std::uint32_t bucket_len, const Coding& gather);
+
+    Seq seq() const { return seq_; }
+    const Layout& layout() const { return layout_; }
+    Rank own_shard() const { return shape_.shard_of(shape_.self, seq_); }
+    bool entered() const { return entered_; }
+    bool ended() const { return ended_; }
+    bool owns() const { return owned_.has_value(); }
+    bool holds() const { return means_ != nullptr; }
+
+    // Memory comes when it is first needed: for an op not entered yet, from the pool.
+    std::size_t own_floats() const { return owned_floats(context_.codec, layout_); }
+    void own(Block memory);   // own_floats(); without them the shard can only be closed EMPTY
+    void hold(Block memory);  // bucket_len floats
+
+    // The local rank. Needs own(); takes what has already arrived over into the bucket.
+    void enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing);
+
+    // Packets that passed the endpoint's checks. scatter() needs own(), gather() needs hold() or an entry.
+    std::optional<wire::Reject> scatter(Time now, const wire::Header& header,
+                                        std::span<const std::byte> payload, Time source_entered_at);
+    std::optional<wire::Reject> gather(Time now, const wire::Header& header,
+                                       std::span<const std::byte> payload);
+    void abstain(Rank rank, Time now);    // the rank will contribute nothing more
+    void peer_left(Rank rank, Time now);  // the same, and it will not apply the mean of the own shard
+    void owner_left(Rank owner);  // after the entry: the owner will send nothing more, as if all were EMPTY
+    void evict(Time now);         // before the entry: give up the owned shard's memory, all of it is EMPTY
+
+    // What has come from a rank: of its contribution, or of its mean.
+    const GranuleSet& came(wire::Stage stage, Rank from) const {
+        return stage == wire::Stage::kScatter ? owned_->delivered(from)
+                                              : answered_[shape_.shard_of(from, seq_)];
+    }
+
+    std::uint32_t own_final() const { return owned_ ? owned_->final_granules() : 0; }
+    bool complete() const { return entered_ && !ended_ && answered_count_ + own_final() == total_granules_; }
+    // `bounds` are those of an op that the local rank has not entered.
+    StageEnd close_at(const Bounds& bounds) const {
+        return owned_ ? owned_->close_at(entered_ ? bounds_ : bounds) : StageEnd{};
+    }
+    // `skip_above`: of an op that the local rank has not entered.
+    void close(Time now, Ending ending, float skip_above) {
+        owned_->close(now, ending, entered_ ? skip_above_ : skip_above);
+    }
+
+    // SCATTER of the own shard takes no more contributions.
+    bool closed() const { return owned_ && owned_->closed(); }
+    // When it would have closed without all of them; `bounds` as in close_at().
+    Time close_due_at(const Bounds& bounds) const {
+        return owned_->clock().majority_entered_at() + (entered_ ? bounds_ : bounds).scatter;
+    }
+    // For a mean that is shared beyond the group: what is reduced, and that some of it may have become final.
+    Reduction& reduction() { return owned_->values(); }
+    void reduce_more(bool non_finite);
+    bool reduced() const { return !owned_ || owned_->reduced(); }
+    bool non_finite() const { return non_finite_ || (owned_ && owned_->non_finite()); }
+    // When the clock ends it for the local rank, and by which rule.
+    StageEnd end_at() const;
+
+    // Ends the op for the caller, whose shard is closed: what did not come is zero. The bucket is not touched afterwards.
+    // `awaited`: some of the own mean that was sent may have to be sent again.
+    OpReport end(Time now, Status status, Ending ending, bool awaited, bool record_fates);
+
+    // The next packet: contributions first, then means.
+    bool next_packet(Time now, Destination to, Outgoing& out);
+    // Rule 9: the next one of the mean for a peer that has ended the op.
+    bool next_late(Time now, Rank peer, Outgoing& out);
+    bool late(Rank peer) const { return owned_ && owned_->late(peer); }
+    // One that was lost; false if it is of no use any more.
+    bool repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out);
+    void retract(const Outgoing& out);
+    bool pending(Destination to) const;
+    bool owes(Rank peer) const { return unsent(peer); }  // some of its contribution
+    bool served(Destination to) const { return (!owned_ || owned_->served(to)) && !unsent(to); }
+    Audience::Set covered() const { return owned_ ? owned_->covered() : Audience::Set{}; }
+    void serve_apart(Rank peer) {
+        if (owned_) owned_->serve_apart(peer);
+    }
+    bool compacted() const { return !owned_ || owned_->compacted(); }
+    bool is_history() const { return ended_ && owned_->pooled(); }
+    std::size_t compact_floats() const { return owned_->compact_floats(); }
+    void compact(Block smaller) { owned_->compact(std::move(smaller)); }
+
+    void count_received(std::size_t bytes) {
+        ++report_.traffic.received_packets;
+        report_.traffic.received_bytes += bytes;
+    }
+    void count_late() { ++report_.traffic.late_packets; }
+    void count_sent(const Outgoing& out, int sign = 1) {
+        report_.traffic.sent_packets += sign;
+        report_.traffic.sent_bytes += sign * (wire::kHeaderBytes + out.payload.size());
+        report_.traffic.resent_packets += sign * out.again;
+        report_.traffic.multicast_packets += sign * out.header.multicast();
+    }
+
+private:
+    bool unsent(Destination to) const { return !to.is_everybody() && sent_[to.rank()] < steps_[to.rank()]; }
+    bool next_mean(Destination to, const std::optional<Run>& run, Outgoing& out);
+    bool next_contribution(Rank peer, Outgoing& out);
+    std::uint32_t put_mean(Destination to, const Run& run, Outgoing& out);
+    void put_end(Rank peer, Outgoing& out);
+    void complete_header(Time now, Destination to, Outgoing& out) const;
+    Time gathered_at() const;
+    void fill_report(Time now, Status status, Ending ending);
+    void fill_links();
+    SinceEntry since_entry(Time at) const { return at < 0 ? SinceEntry() : at - entered_at_; }
+    void record_fates(Status status);
+    void scan_unsent();
+
+    const OpContext& context_;
+    const Shape& shape_;
+    const Seq seq_;
+    const Layout layout_;
+    std::uint32_t total_granules_ = 0;
+
+    // the local rank
+    bool entered_ = false, contributing_ = false, ended_ = false;
+    std::span<float> bucket_;
+    Bounds bounds_;
+    Coding scatter_, gather_;
+    float skip_above_ = 0;
+    std::uint32_t key_ = 0;
+    std::uint16_t loss_scale_tag_ = 0;
+    Time entered_at_ = 0, deadline_ = kNever;
+    std::unique_ptr<Contributions> contributions_;
+    std::vector<std::uint32_t> sent_,
+        steps_;  // by peer: what is sent of the contribution to its shard, and all of it
+
+    std::optional<OwnedShard> owned_;
+
+    // means coming in, except for the own shard
+    std::unique_ptr<Means> means_;
+    std::vector<GranuleSet> answered_;  // by shard: granules that came, with a mean or EMPTY
+    std::vector<GranuleSet> held_;      // by shard: granules that came with a mean
+    std::uint32_t answered_count_ = 0;
+    std::vector<Time> gather_last_at_;  // by owner: the latest packet of its mean; -1: none yet
+    LastParts last_parts_;              // of the means
+
+    bool non_finite_ = false;
+    bool scanned_ = false;  // the whole bucket has been searched for Inf and NaN
+    OpReport report_;
+};
+
+}  // namespace tailcut

@@ -1,0 +1,79 @@
+// What all ops of an endpoint share: what never changes, what they may look at, and what they work with.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "codec/packet_limits.hpp"
+#include "protocol/multicast/audience.hpp"
+#include "protocol/ops/memory.hpp"
+#include "protocol/ops/ownership.hpp"
+#include "protocol/ops/terms.hpp"
+#include "protocol/roster.hpp"
+#include "protocol/sending/destination.hpp"
+#include "wire/header.hpp"
+
+namespace tailcut {
+
+class Values;
+
+// For two stripes of the codec planes, as long as was needed so far.
+struct Scratch {
+    std::vector<float> stripe, own;
+};
+
+// A scratch vector, made as long as is needed.
+inline std::span<float> grown(std::vector<float>& scratch, std::size_t floats) {
+    if (scratch.size() < floats) scratch.resize(floats);
+    return std::span(scratch).first(floats);
+}
+
+struct OpContext {
+    // `limits` by rank, then of multicast, if there is any.
+    OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::PacketLimits> limits, bool elided,
+              const Roster& roster, const Audience& audience, Memory& memory, Values& values,
+              Scratch& scratch)
+        : shape(shape),
+          codec(codec),
+          limits(std::move(limits)),
+          gather_limits(least_of(this->limits, shape.self)),
+          elided(elided),
+          roster(roster),
+          audience(audience),
+          memory(memory),
+          values(values),
+          scratch(scratch) {}
+
+    const Shape shape;
+    const wire::Codec codec;
+    const std::vector<codec::PacketLimits> limits;
+    const codec::PacketLimits gather_limits;  // the least of all: a mean is encoded once, for everybody
+    const bool elided;                        // values are not there (elided_values.hpp)
+
+    const Roster& roster;
+    const Audience& audience;  // of our multicast
+
+    Memory& memory;
+    Values& values;
+    Scratch& scratch;
+
+    const codec::PacketLimits& limits_to(Destination to) const { return limits[to.place(shape.ranks)]; }
+    // Of a full packet; raw does not look at the coding.
+    std::uint32_t granules(const codec::PacketLimits& within, const Coding& coding) const {
+        return std::max(1u, within.granules(codec, coding.planes, coding.whole));
+    }
+
+private:
+    static codec::PacketLimits least_of(const std::vector<codec::PacketLimits>& limits, Rank self) {
+        codec::PacketLimits least = limits[self];
+        for (std::size_t place = 0; place < limits.size(); ++place)
+            if (place != self) least.lower_to(limits[place]);
+        return least;
+    }
+};
+
+}  // namespace tailcut

@@ -1,0 +1,437 @@
+#include "protocol/ops/ops.hpp"
+
+#include <algorithm>
+#include <iterator>
+
+namespace tailcut {
+namespace {
+
+constexpr std::size_t kMaxVariants = 3;  // lengths told apart in one op; more is noise or an attack
+constexpr Seq kFreshOps = 4;             // the latest ones, which retire() looks at each time
+constexpr int kSweptOps = 4;             // and how many of those before
+
+}  // namespace
+
+Ops::Ops(const Settings& settings, const OpContext& context, Roster& roster, const Links& links,
+         PeerPools& pools, Accounts& accounts, CloseListener* listener)
+    : settings_(settings),
+      context_(context),
+      roster_(roster),
+      links_(links),
+      pools_(pools),
+      accounts_(accounts),
+      listener_(listener),
+      terms_(settings.terms),
+      next_seq_(settings.first_seq),
+      first_timed_(settings.first_seq) {}
+
+// ---- the local rank ---------------------------------------------------------------------------------------
+
+void Ops::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) {
+    terms_ = terms;
+    terms_len_ = static_cast<std::uint32_t>(bucket.size());
+    const Seq seq = next_seq_++;
+    Slot& slot = slot_of(seq);
+    Op* op = variant(seq, slot, terms_len_, true);
+    if (!op->owns()) own(now, slot, *op, context_.memory.take(op->own_floats()));
+    ++in_flight_;
+    op->enter(now, ticket, bucket, terms, contributing_);
+    for (Rank rank = 0; rank < roster_.ranks(); ++rank)
+        if (roster_[rank].left(seq)) op->owner_left(rank);
+    vote(now, slot, roster_.self(), op->layout().bucket_len);
+    end_if_complete(now, slot, *op);
+    news_ = true;
+}
+
+void Ops::jump(Time now) {
+    const Seq group = roster_.group_seq(next_seq_);
+    for (auto at = slots_.begin(); at != slots_.end() && at->first < group; at = slots_.erase(at))
+        for (auto& op : at->second.variants)
+            if (op->entered() && !op->ended()) {
+                end(now, at->second, *op, Status::kBehind, Ending::kDeadline);
+                reports_.back().behind_ops = group - at->first;
+            }
+    late_.erase(late_.begin(), late_.lower_bound(group));
+    next_seq_ = group;
+    contributing_ = false;
+}
+
+void Ops::skip_to(Seq seq) {
+    next_seq_ = std::max(next_seq_, seq);
+    news_ = true;
+    retire();
+}
+
+void Ops::abort(Time now) {
+    for (auto& [seq, slot] : slots_)
+        for (auto& op : slot.variants)
+            if (op->entered() && !op->ended()) end(now, slot, *op, Status::kClosed, Ending::kDeadline);
+}
+
+// ---- which ops there are ----------------------------------------------------------------------------------
+
+Ops::Slot& Ops::slot_of(Seq seq) {
+    return slots_.try_emplace(seq, Slot{Ballot(roster_.ranks()), {}, {}}).first->second;
+}
+
+Op* Ops::find(Seq seq, std::uint32_t bucket_len) {
+    const auto slot = slots_.find(seq);
+    if (slot == slots_.end()) return nullptr;
+    for (auto& op : slot->second.variants)
+        if (op->layout().bucket_len == bucket_len) return op.get();
+    return nullptr;
+}
+
+Op* Ops::variant(Seq seq, Slot& slot, std::uint32_t bucket_len, bool own_length) {
+    for (auto& op : slot.variants)
+        if (op->layout().bucket_len == bucket_len) return op.get();
+    // The local rank's own length always finds a place.
+    if (slot.variants.size() + slot.retired.size() >= kMaxVariants && !own_length) return nullptr;
+    slot.variants.push_back(std::make_unique<Op>(context_, seq, bucket_len, terms_.gather));
+    if (own_length || slot.variants.size() == 1) pools_.note_op(seq, bucket_len);
+    return slot.variants.back().get();
+}
+
+void Ops::vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_len) {
+    if (!slot.ballot.vote(rank, bucket_len)) return;
+    for (auto& op : slot.variants) {
+        if (op->layout().bucket_len != bucket_len) {
+            op->abstain(rank, now);  // it will never deliver to this variant
+            news_ = true;
+        }
+        if (op->entered() && !op->ended() &&
+            slot.ballot.judge(op->layout().bucket_len, false) == Ballot::Verdict::kRefused)
+            end(now, slot, *op, Status::kLengthMismatch, Ending::kDeadline);
+        else
+            end_if_complete(now, slot, *op);
+    }
+}
+
+// ---- memory -----------------------------------------------------------------------------------------------
+
+void Ops::own(Time now, Slot& slot, Op& op, Block memory) {
+    op.own(std::move(memory));
+    for (Rank rank = 0; rank < roster_.ranks(); ++rank) {
+        if (roster_[rank].left(op.seq())) op.peer_left(rank, now);
+        if (slot.ballot.against(rank, op.layout().bucket_len)) op.abstain(rank, now);
+    }
+}
+
+// Pool memory for an op not reached yet. Means come before contributions, both before history.
+Block Ops::room(std::size_t floats, wire::Stage stage, const Op& wanting, Time now) {
+    if (!context_.memory.could_hold(floats)) return {};  // nothing that could be evicted would help
+    for (;;) {
+        if (Block block = context_.memory.take_pool(floats)) return block;
+        if (evict_mean()) continue;
+        if (stage == wire::Stage::kScatter || !evict_shard(wanting, now)) return {};
+    }
+}
+
+bool Ops::evict_mean() {
+    const auto history = [](const auto& op) { return op->is_history(); };
+    const auto slot = std::find_if(slots_.begin(), slots_.end(), [&](const auto& entry) {
+        return std::any_of(entry.second.variants.begin(), entry.second.variants.end(), history);
+    });
+    if (slot == slots_.end()) return false;
+    retire_if(slot->second, [](const Op& op) { return op.is_history(); });
+    ++accounts_.counters.evicted_means;
+    return true;
+}
+
+bool Ops::evict_shard(const Op& wanting, Time now) {
+    Op* victim = nullptr;
+    for (auto& [seq, slot] : slots_)
+        for (auto& op : slot.variants)
+            if (op.get() != &wanting && !op->entered() && op->owns() && !op->reduced()) victim = op.get();
+    if (!victim) return false;
+    victim->evict(now);
+    note_closed(*victim);
+    ++accounts_.counters.evicted_shards;
+    news_ = true;
+    return true;
+}
+
+// ---- from the network -------------------------------------------------------------------------------------
+
+bool Ops::over(const wire::Header& header) const {
+    if (header.seq >= next_seq_) return false;
+    const auto slot = slots_.find(header.seq);
+    if (slot == slots_.end()) return true;
+    const auto& retired = slot->second.retired;
+    return std::find(retired.begin(), retired.end(), header.bucket_len) != retired.end();
+}
+
+std::optional<wire::Reject> Ops::deliver(Time now, const wire::Header& header,
+                                         std::span<const std::byte> payload) {
+    Slot& slot = slot_of(header.seq);
+    Op* op = variant(header.seq, slot, header.bucket_len, false);
+    if (!op) return wire::Reject::kLength;
+    first_timed_ = std::min(first_timed_, header.seq);
+    if (header.entry_us != wire::kNotEntered) vote(now, slot, header.source, header.bucket_len);
+    const std::uint32_t final_before = op->own_final();
+    const auto reason = header.stage() == wire::Stage::kScatter ? scatter(now, slot, *op, header, payload)
+                                                                : gather(now, *op, header, payload);
+    if (reason) return reason;
+    op->count_received(wire::kHeaderBytes + payload.size());
+    news_ |= op->own_final() != final_before;
+    end_if_complete(now, slot, *op);
+    return std::nullopt;
+}
+
+std::optional<wire::Reject> Ops::scatter(Time now, Slot& slot, Op& op, const wire::Header& header,
+                                         std::span<const std::byte> payload) {
+    if (!op.owns()) {
+        Block block = room(op.own_floats(), wire::Stage::kScatter, op, now);
+        if (!block) return wire::Reject::kPool;
+        own(now, slot, op, std::move(block));
+    }
+    if (header.flags & wire::kOver) late_.insert(header.seq);
+    const Duration age = std::min(Duration{header.entry_us} * kMicrosecond, terms_.bounds.deadline);
+    const auto reason = op.scatter(now, header, payload, now - age);
+    if (reason == wire::Reject::kLate) {
+        accounts_.note_late(now, header, payload.size());
+        op.count_late();
+    }
+    return reason;
+}
+
+std::optional<wire::Reject> Ops::gather(Time now, Op& op, const wire::Header& header,
+                                        std::span<const std::byte> payload) {
+    if (op.ended()) {  // rule 9: late is not lost, but it does not touch a bucket that was handed back
+        accounts_.note_late(now, header, payload.size());
+        return std::nullopt;
+    }
+    if (!op.holds()) {
+        // Who multicasts may not have reckoned with our room: no contribution is evicted for that.
+        const auto stage = header.multicast() ? wire::Stage::kScatter : wire::Stage::kGather;
+        Block block = room(op.layout().bucket_len, stage, op, now);
+        if (!block) return wire::Reject::kPool;
+        op.hold(std::move(block));
+    }
+    return op.gather(now, header, payload);
+}
+
+void Ops::peer_left(Time now, Rank rank, Seq from) {
+    for (auto at = slots_.lower_bound(from); at != slots_.end(); ++at)
+        for (auto& op : at->second.variants) {
+            op->peer_left(rank, now);
+            op->serve_apart(rank);
+            if (op->entered() && !op->ended()) op->owner_left(rank);
+            end_if_complete(now, at->second, *op);
+        }
+    news_ = true;
+}
+
+// ---- a mean that is shared beyond the group ---------------------------------------------------------------
+
+bool Ops::will_close(Seq seq) const {
+    if (seq >= next_seq_) return true;
+    const auto slot = slots_.find(seq);
+    return slot != slots_.end() && std::any_of(slot->second.variants.begin(), slot->second.variants.end(),
+                                               [](const auto& op) { return op->entered() && !op->ended(); });
+}
+
+void Ops::close(Time now, Seq seq) {
+    const auto slot = slots_.find(seq);
+    if (slot == slots_.end()) return;
+    for (auto& op : slot->second.variants)
+        if (op->owns()) {
+            op->close(now, Ending::kBound, terms_.skip_above);
+            end_if_complete(now, slot->second, *op);
+        }
+}
+
+bool Ops::overtaken(Seq seq) const {
+    const auto slot = slots_.find(seq);
+    return seq >= next_seq_ && slot != slots_.end() &&
+           std::any_of(slot->second.variants.begin(), slot->second.variants.end(),
+                       [](const auto& op) { return op->owns() && op->reduced(); });
+}
+
+void Ops::reduce(Time now, Seq seq, std::uint32_t bucket_len, bool non_finite,
+                 const std::function<void(Reduction&)>& put) {
+    Op* op = find(seq, bucket_len);
+    if (!op || op->reduced()) return;
+    put(op->reduction());
+    op->reduce_more(non_finite);
+    news_ = true;
+    end_if_complete(now, slots_.at(seq), *op);
+}
+
+// ---- the end of ops ---------------------------------------------------------------------------------------
+
+void Ops::note_closed(Op& op) {
+    if (listener_ && op.closed()) listener_->on_close(op, op.close_due_at(bounds_of(op)));
+}
+
+void Ops::end_if_complete(Time now, Slot& slot, Op& op) {
+    note_closed(op);
+    if (op.complete()) end(now, slot, op, Status::kComplete, Ending::kAll);
+}
+
+void Ops::end(Time now, Slot& slot, Op& op, Status status, Ending ending) {
+    op.close(now, ending, terms_.skip_above);  // the own contribution leaves with the bucket
+    note_closed(op);
+    const bool awaited = settings_.resend && links_.awaits(op.seq());
+    OpReport report = op.end(now, status, ending, awaited, settings_.record_fates);
+    if (status != Status::kComplete) roster_.note_partial(report.entered_at);
+    accounts_.complete(report, op);
+    report.lr_scale = roster_.lr_scale();
+    if (status == Status::kLengthMismatch) {
+        const Ballot& ballot = slot.ballot;
+        for (Rank rank = 0; rank < roster_.ranks(); ++rank)
+            report.stated_lengths.push_back(ballot.voted()[rank] ? std::optional(ballot.lengths()[rank])
+                                                                 : std::nullopt);
+    }
+    reports_.push_back(std::move(report));
+    --in_flight_;
+    news_ = true;
+}
+
+// Nobody needs anything of it.
+bool Ops::retired(Seq seq, const Op& op) const {
+    if (seq >= next_seq_)
+        return stopped_;  // who has heard our goodbye waits for nothing of ours from here on
+    if (!op.ended() && op.entered()) return false;
+    if (!op.reduced()) return false;
+    if (settings_.resend && links_.everybody.awaits(seq)) return false;
+    for (Rank rank = 0; rank < roster_.ranks(); ++rank) {
+        if (rank == roster_.self() || roster_[rank].left(seq)) continue;
+        if (!op.served(rank)) return false;
+        if (settings_.resend && !roster_[rank].leaving && links_[rank].path.awaits(seq))
+            return false;  // it may have to be sent again
+    }
+    return true;
+}
+
+// A peer is in the op and has not been sent all of its mean: not history yet, it only lacks credit.
+bool Ops::awaited(Seq seq, const Op& op) const {
+    for (Rank rank = 0; rank < roster_.ranks(); ++rank)
+        if (rank != roster_.self() && roster_[rank].entered > seq && !op.served(rank)) return true;
+    return false;
+}
+
+// Rule 9: some of the mean for a peer that has ended the op. Half of the pool is for those that have not.
+bool Ops::owes_late(const Op& op) const {
+    if (2 * context_.memory.pool_used_bytes() > settings_.pool_bytes) return false;
+    for (Rank rank = 0; rank < roster_.ranks(); ++rank)
+        if (rank != roster_.self() && takes_late(rank) && op.late(rank)) return true;
+    return false;
+}
+
+template <typename Predicate>
+void Ops::retire_if(Slot& slot, Predicate over) {
+    std::erase_if(slot.variants, [&](const auto& op) {
+        if (!over(*op)) return false;
+        if (op->owns()) slot.retired.push_back(op->layout().bucket_len);
+        return true;
+    });
+}
+
+// Retire what nobody needs. What a late peer still needs moves to the pool as history, at most W ops of it. With a peer that
+// is dead that is many ops, of which a few are looked at each time.
+void Ops::retire() {
+    skip_untimed();
+    const Seq fresh = std::min(first_timed_, next_seq_ - std::min(next_seq_, kFreshOps));
+    auto at = slots_.begin();
+    while (at != slots_.end() && at->first < next_seq_ && next_seq_ - at->first > settings_.window_ops)
+        at = retire_some(at);
+    at = slots_.lower_bound(swept_);
+    for (int k = 0; k < kSweptOps && at != slots_.end() && at->first < fresh; ++k) at = retire_some(at);
+    swept_ = at != slots_.end() && at->first < fresh ? at->first : 0;
+    for (at = slots_.lower_bound(fresh); at != slots_.end() && at->first < next_seq_;) at = retire_some(at);
+}
+
+Ops::Slots::iterator Ops::retire_some(Slots::iterator at) {
+    const Seq seq = at->first;
+    retire_if(at->second, [&](const Op& op) { return retired(seq, op) && !owes_late(op); });
+    retire_if(at->second, [&](Op& op) {
+        if (op.entered() && !op.ended()) return false;
+        bool drop = next_seq_ - seq > settings_.window_ops;
+        if (!drop && op.ended() && next_seq_ - seq > 2 && !op.compacted()) {
+            Block smaller = context_.memory.take_pool(op.compact_floats());
+            drop = !smaller && !awaited(seq, op);
+            if (smaller) op.compact(std::move(smaller));
+        }
+        accounts_.counters.evicted_means += drop && !retired(seq, op);
+        return drop;
+    });
+    if (!at->second.variants.empty()) return std::next(at);
+    late_.erase(seq);
+    return slots_.erase(at);
+}
+
+bool Ops::all_retired() const {
+    for (const auto& [seq, slot] : slots_)
+        for (const auto& op : slot.variants)
+            if (!retired(seq, *op)) return false;
+    return true;
+}
+
+Seq Ops::oldest_needed() const {
+    for (const auto& [seq, slot] : slots_)
+        for (const auto& op : slot.variants)
+            if (!retired(seq, *op)) return std::min(seq, next_seq_);
+    return next_seq_;
+}
+
+// ---- time -------------------------------------------------------------------------------------------------
+
+// Of an op that the local rank has not entered: those of its latest op, longer for a longer bucket.
+Bounds Ops::bounds_of(const Op& op) const {
+    Bounds bounds = terms_.bounds;
+    if (op.entered() || op.layout().bucket_len <= terms_len_) return bounds;
+    const double longer = static_cast<double>(op.layout().bucket_len) / std::max(1u, terms_len_);
+    const auto stretch = [&](Duration& bound) {
+        bound = static_cast<Duration>(
+            std::min(longer * static_cast<double>(bound), static_cast<double>(bounds.deadline)));
+    };
+    stretch(bounds.scatter);
+    stretch(bounds.scatter_cap);
+    stretch(bounds.scatter_grace);
+    return bounds;
+}
+
+void Ops::skip_untimed() {
+    const auto untimed = [](const auto& op) {
+        return (op->ended() || !op->entered()) && (!op->owns() || op->closed());
+    };
+    auto at = slots_.lower_bound(first_timed_);
+    while (at != slots_.end() && at->first < next_seq_ &&
+           std::all_of(at->second.variants.begin(), at->second.variants.end(), untimed))
+        ++at;
+    first_timed_ = at == slots_.end() ? next_seq_ : at->first;
+}
+
+Time Ops::next_timer() const {
+    Time next = kNever;
+    for (auto at = slots_.lower_bound(first_timed_); at != slots_.end(); ++at)
+        for (const auto& op : at->second.variants)
+            next = std::min({next, op->close_at(bounds_of(*op)).at, op->end_at().at});
+    return next;
+}
+
+void Ops::advance(Time now) {
+    for (std::size_t silent = roster_.silent_count();;) {
+        for (auto at = slots_.lower_bound(first_timed_); at != slots_.end(); ++at) {
+            Slot& slot = at->second;
+            for (auto& op : slot.variants) {
+                if (const auto close = op->close_at(bounds_of(*op)); close.at <= now) {
+                    op->close(now, close.by, terms_.skip_above);
+                    news_ = true;
+                    end_if_complete(now, slot, *op);
+                }
+                if (const auto ending = op->end_at(); ending.at <= now) {
+                    const auto verdict = slot.ballot.judge(op->layout().bucket_len, true);
+                    const bool refused = verdict == Ballot::Verdict::kRefused;
+                    end(now, slot, *op, refused ? Status::kLengthMismatch : Status::kPartial, ending.by);
+                }
+            }
+        }
+        // Who was found silent by it is not waited for: more may be due.
+        if (std::exchange(silent, roster_.silent_count()) >= roster_.silent_count()) break;
+    }
+    skip_untimed();
+}
+
+}  // namespace tailcut

@@ -1,0 +1,137 @@
+// The ops of one rank: which there are, the memory they take, the lengths that the ranks state for them, when they end, and
+// when nobody needs them any more. It has the reports of those that have ended.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "protocol/ops/ballot.hpp"
+#include "protocol/ops/memory.hpp"
+#include "protocol/ops/op.hpp"
+#include "protocol/reports/accounts.hpp"
+#include "protocol/roster.hpp"
+#include "protocol/sending/peer_pools.hpp"
+#include "protocol/settings.hpp"
+
+namespace tailcut {
+
+// Is told when SCATTER of an op's own shard has closed, and when it would have without all contributions.
+class CloseListener {
+public:
+    virtual ~CloseListener() = default;
+    virtual void on_close(Op& op, Time due) = 0;
+};
+
+class Ops {
+public:
+    struct Slot {
+        Ballot ballot;
+        std::vector<std::unique_ptr<Op>> variants;  // one for each length stated
+        std::vector<std::uint32_t> retired;         // lengths whose mean was served and dropped: now late
+    };
+    using Slots = std::map<Seq, Slot>;
+
+    Ops(const Settings& settings, const OpContext& context, Roster& roster, const Links& links,
+        PeerPools& pools, Accounts& accounts, CloseListener* listener);
+
+    // ---- the local rank
+    Seq next_seq() const { return next_seq_; }
+    std::size_t in_flight() const { return in_flight_; }  // ops entered and not ended
+    bool contributing() const { return contributing_; }
+    bool stopped() const { return stopped_; }
+    const Terms& terms() const { return terms_; }        // of the latest op
+    void expect(const Terms& terms) { terms_ = terms; }  // of ops that this rank has not entered
+    void enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms);
+    void resynced() { contributing_ = true; }
+    void stop() { stopped_ = true; }  // no more ops are entered
+    // Rule 3. Too far behind: what was in flight ends, seq becomes the group's, and this rank contributes nothing until its
+    // state has been copied from a peer, because its gradients come from old parameters.
+    void jump(Time now);
+    void skip_to(Seq seq);  // the ops before will not be entered
+    void abort(Time now);   // ends what is in flight
+
+    // ---- from the network
+    bool over(const wire::Header& header) const;  // the op has ended here, and was retired
+    // DATA of an op that is not over and within the window.
+    std::optional<wire::Reject> deliver(Time now, const wire::Header& header,
+                                        std::span<const std::byte> payload);
+    void peer_left(Time now, Rank rank, Seq from);
+
+    // ---- a mean that is shared beyond the group
+    bool will_close(Seq seq) const;  // the own shard of this op is still to close
+    void close(Time now, Seq seq);
+    bool overtaken(Seq seq) const;  // others have closed it before this rank has entered
+    // `put` gives the reduction what it waits for, if it still waits.
+    void reduce(Time now, Seq seq, std::uint32_t bucket_len, bool non_finite,
+                const std::function<void(Reduction&)>& put);
+
+    // ---- time
+    Time next_timer() const;
+    void advance(Time now);
+
+    // ---- for those who send
+    Slots& slots() { return slots_; }
+    Op* find(Seq seq, std::uint32_t bucket_len);
+    // Rule 9: ops of which some rank that has ended them may lack some of the mean.
+    std::set<Seq>& late() { return late_; }
+    bool takes_late(Rank rank) const { return !stopped_ && roster_.present(rank); }
+    bool take_news() { return std::exchange(news_, false); }  // there may be something to send to anybody
+
+    // ---- the end of ops
+    void retire();
+    bool all_retired() const;
+    Seq oldest_needed() const;  // that somebody may still need something of; next_seq() if there is none
+    std::vector<OpReport>& reports() { return reports_; }
+
+private:
+    Slot& slot_of(Seq seq);
+    Op* variant(Seq seq, Slot& slot, std::uint32_t bucket_len, bool own_length);
+    template <typename Predicate>
+    void retire_if(Slot& slot, Predicate over);
+    Slots::iterator retire_some(Slots::iterator at);
+    bool retired(Seq seq, const Op& op) const;
+    bool awaited(Seq seq, const Op& op) const;
+    bool owes_late(const Op& op) const;
+    void own(Time now, Slot& slot, Op& op, Block memory);
+    Block room(std::size_t floats, wire::Stage stage, const Op& wanting, Time now);
+    bool evict_mean();
+    bool evict_shard(const Op& wanting, Time now);
+    std::optional<wire::Reject> scatter(Time now, Slot& slot, Op& op, const wire::Header& header,
+                                        std::span<const std::byte> payload);
+    std::optional<wire::Reject> gather(Time now, Op& op, const wire::Header& header,
+                                       std::span<const std::byte> payload);
+    void vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_len);
+    void note_closed(Op& op);
+    void end_if_complete(Time now, Slot& slot, Op& op);
+    void end(Time now, Slot& slot, Op& op, Status status, Ending ending);
+    Bounds bounds_of(const Op& op) const;
+    void skip_untimed();
+
+    const Settings& settings_;
+    const OpContext& context_;
+    Roster& roster_;
+    const Links& links_;
+    PeerPools& pools_;
+    Accounts& accounts_;
+    CloseListener* const listener_;  // or null
+    Slots slots_;
+    std::set<Seq> late_;
+    Terms terms_;                           // of the latest op,
+    std::uint32_t terms_len_ = 0xFFFFFFFF;  // and the length of its bucket
+    Seq next_seq_;
+    Seq first_timed_;  // ops before have no timer: they are closed and have ended
+    Seq swept_ = 0;    // where retire() goes on among those that only late peers need
+    std::size_t in_flight_ = 0;
+    bool contributing_ = true, stopped_ = false, news_ = false;
+    std::vector<OpReport> reports_;
+};
+
+}  // namespace tailcut

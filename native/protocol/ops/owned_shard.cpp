@@ -1,0 +1,202 @@
+#include "protocol/ops/owned_shard.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace tailcut {
+
+OwnedShard::OwnedShard(const OpContext& context, std::uint32_t granules, std::unique_ptr<Reduction> values)
+    : context_(context),
+      shape_(context.shape),
+      granules_(granules),
+      values_(std::move(values)),
+      arrived_(shape_.ranks, GranuleSet(granules)),
+      decided_(granules),
+      complete_(granules),
+      final_(granules),
+      ended_(shape_.ranks),
+      left_(shape_.ranks),
+      abstains_(shape_.ranks),
+      clock_(shape_.ranks),
+      covered_(context.audience.present),
+      cursors_(shape_.ranks + 1u) {}
+
+void OwnedShard::enter(Time now, float* bucket_shard, bool contributing, const Coding& gather) {
+    values_->leave_pool();
+    values_->take_over(runs_, bucket_shard);
+    if (reduced()) return;
+    values_->enter(bucket_shard, gather);
+    if (closed()) return;
+    note_entry(shape_.self, now);
+    clock_.note_last_part(shape_.self, now);
+    if (!contributing) return abstain(shape_.self, now);
+    arrived_[shape_.self].set(0, granules_);
+    for (auto& ranks : decided_) ++ranks;
+    reduce_complete(0, granules_, now);
+}
+
+void OwnedShard::hand_back(bool awaited) {
+    bool needed = awaited;
+    for (Rank peer = 0; peer < shape_.ranks; ++peer)
+        needed |= peer != shape_.self && (!served(peer) || late(peer));
+    values_->hand_back(needed);
+}
+
+void OwnedShard::abstain(Rank rank, Time now) {
+    if (closed() || abstains_[rank]) return;
+    abstains_[rank] = true;
+    clock_.note_last_part(rank, now);
+    for (std::uint32_t g = 0; g < granules_; ++g) decided_[g] += !arrived_[rank].test(g);
+    reduce_complete(0, granules_, now);
+}
+
+void OwnedShard::peer_ended(Rank rank, Time now) {
+    ended_[rank] = true;
+    lose(rank, now);
+}
+
+void OwnedShard::peer_left(Rank rank, Time now) {
+    left_[rank] = true;
+    lose(rank, now);
+}
+
+void OwnedShard::lose(Rank rank, Time now) {
+    serve_apart(rank);
+    if (alone()) return close(now, Ending::kDeadline);
+    abstain(rank, now);
+}
+
+// Nobody else will apply the mean. It is void then: the owner's replica must not part by its own gradient from those of ranks
+// that are still in the group. When all the others have left there is none to part from.
+bool OwnedShard::alone() const {
+    if (values_->shared_beyond_group()) return false;
+    bool others = false;
+    for (Rank rank = 0; rank < shape_.ranks; ++rank) {
+        if (rank == shape_.self || left_[rank]) continue;
+        if (!ended_[rank] && !context_.roster.silent(rank)) return false;
+        others = true;
+    }
+    return others;
+}
+
+// What is not final yet becomes EMPTY.
+void OwnedShard::drop_arrived() {
+    for (GranuleSet& arrived : arrived_) arrived.keep_only(final_);
+}
+
+std::optional<wire::Reject> OwnedShard::contribute(const wire::Header& header, std::uint32_t first,
+                                                   std::uint32_t last, std::span<const std::byte> payload,
+                                                   Time now) {
+    const Rank from = header.source;
+    if (closed() || abstains_[from]) return wire::Reject::kLate;
+    if (arrived_[from].any(first, last)) return wire::Reject::kDuplicate;
+    arrived_[from].set(first, last);
+    clock_.note_packet(from, now);
+    if (header.flags & wire::kLastPart) clock_.note_last_part(from, now);
+    if (first == last) return std::nullopt;  // trimmed to nothing
+    for (std::uint32_t g = first; g < last; ++g) ++decided_[g];
+    values_->offer(header, first, last, payload);
+    reduce_complete(first, last, now);
+    values_->save();
+    return std::nullopt;
+}
+
+// What is missing of the mean, as a share of its energy: of m among n independent contributions n/m - 1, of none all.
+double OwnedShard::lacking() const {
+    double live = 0, sum = 0;
+    for (Rank rank = 0; rank < shape_.ranks; ++rank)
+        live += !context_.roster.silent(rank) && !abstains_[rank];
+    for (std::uint32_t g = 0; g < granules_; ++g) {
+        if (final_.test(g)) continue;
+        const auto came = static_cast<double>(std::count_if(
+            arrived_.begin(), arrived_.end(), [&](const GranuleSet& set) { return set.test(g); }));
+        sum += came > 0 ? std::max(0.0, live / came - 1) : 1;
+    }
+    return sum / granules_;
+}
+
+// Close by the clock: every granule becomes final with whoever delivered it.
+void OwnedShard::close(Time now, Ending ending, float skip_above) {
+    if (closed()) return;
+    ending_ = ending;
+    if (alone()) {
+        drop_arrived();
+    } else if (skip_above > 0 && lacking() > skip_above) {
+        delivered_ = arrived_;
+        drop_arrived();
+    }
+    for (auto& ranks : decided_) ranks = shape_.ranks;
+    reduce_complete(0, granules_, now);
+}
+
+// Hand on the granules of [first, last) that all ranks have decided, and take in what becomes final by it.
+void OwnedShard::reduce_complete(std::uint32_t first, std::uint32_t last, Time now) {
+    const auto due = [&](std::uint32_t g) { return decided_[g] == shape_.ranks && !complete_.test(g); };
+    for (std::uint32_t end; first < last; first = end) {
+        end = first + 1;
+        if (!due(first)) continue;
+        while (end < last && due(end)) ++end;
+        complete_.set(first, end);
+        complete_granules_ += end - first;
+        non_finite_ |= values_->reduce(first, end, arrived_, fresh_);
+        take_fresh();
+    }
+    if (closed()) closed_at_ = now;
+}
+
+void OwnedShard::reduce_more() {
+    non_finite_ |= values_->reduce(0, 0, arrived_, fresh_);
+    take_fresh();
+}
+
+void OwnedShard::give_up() {
+    if (reduced()) return;
+    values_->give_up();
+    reduce_more();
+}
+
+void OwnedShard::take_fresh() {
+    for (const Run& run : fresh_) {
+        final_.set(run.first, run.last);
+        final_granules_ += run.last - run.first;
+        append(run);
+    }
+    fresh_.clear();
+}
+
+void OwnedShard::append(Run run) {
+    if (!runs_.empty() && runs_.back().last == run.first && runs_.back().empty == run.empty)
+        runs_.back().last = run.last;
+    else
+        runs_.push_back(run);
+}
+
+std::optional<Run> OwnedShard::pending(Destination to) const {
+    if (to.is_everybody() ? covered_.none() : ended_[to.rank()] || covers(to)) return std::nullopt;
+    return unsent(to);
+}
+
+std::optional<Run> OwnedShard::unsent(Destination to) const {
+    const RunCursor at = cursor(to);
+    if (at.run >= runs_.size()) return std::nullopt;
+    Run run = runs_[at.run];
+    run.first += at.granule;
+    if (run.first < run.last) return run;
+    if (at.run + 1 < runs_.size()) return runs_[at.run + 1];
+    return std::nullopt;
+}
+
+void OwnedShard::advance(Destination to, std::uint32_t granules) {
+    RunCursor& at = cursors_[to.place(shape_.ranks)];
+    const Run& run = runs_[at.run];
+    if (run.first + at.granule == run.last) at = {at.run + 1, 0};
+    at.granule += granules;
+}
+
+void OwnedShard::serve_apart(Rank peer) {
+    if (!covers(peer)) return;
+    covered_.reset(static_cast<std::size_t>(context_.audience.index(peer)));
+    cursors_[peer] = cursor(Destination::everybody());
+}
+
+}  // namespace tailcut

@@ -1,0 +1,125 @@
+// The duty of a shard's owner in one op: know what each rank contributed, decide when SCATTER closes and granules are
+// reduced, and know which runs of the mean each peer has been sent. It never waits for its own gradient.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "protocol/ops/stage_clocks.hpp"
+#include "protocol/reports/report.hpp"
+#include "protocol/values/values.hpp"
+
+namespace tailcut {
+
+class OwnedShard {
+public:
+    OwnedShard(const OpContext& context, std::uint32_t granules, std::unique_ptr<Reduction> values);
+
+    // The caller's shard: holds the own contribution, if there is one, and receives the mean in its place.
+    // The memory is no longer the pool's.
+    void enter(Time now, float* bucket_shard, bool contributing, const Coding& gather);
+    // The caller takes its shard back. What a peer has not been sent yet is saved, and what it may need again.
+    void hand_back(bool awaited);
+    // The rank will deliver nothing (more). Its missing granules are waited for no longer.
+    void abstain(Rank rank, Time now);
+    // As abstain(), and the rank will not apply the mean. If it has ended the op, the rest of the mean is late for it, and
+    // must not delay ops that are alive.
+    void peer_ended(Rank rank, Time now);
+    void peer_left(Rank rank, Time now);
+    std::optional<wire::Reject> contribute(const wire::Header& header, std::uint32_t first,
+                                           std::uint32_t last, std::span<const std::byte> payload, Time now);
+    void note_entry(Rank rank, Time entered_at) { clock_.note_entry(rank, entered_at); }
+
+    StageEnd close_at(const Bounds& bounds) const {
+        return closed() ? StageEnd{} : clock_.end_at(bounds, context_.roster);
+    }
+    // Reduce what has arrived; nothing, if so much is missing that the mean would err by more than this share of its energy.
+    void close(Time now, Ending ending, float skip_above = 0);
+
+    // SCATTER takes no more contributions.
+    bool closed() const { return complete_granules_ == granules_; }
+    Time closed_at() const { return closed_at_; }
+    // Every granule of the mean is final: at once when it is closed, unless the mean is shared beyond the group. Then
+    // reduce_more() takes in what has become final since, and give_up() makes the rest EMPTY.
+    bool reduced() const { return final_granules_ == granules_; }
+    void reduce_more();
+    void give_up();
+    Reduction& values() { return *values_; }
+    Ending ending() const { return ending_; }
+    const ScatterClock& clock() const { return clock_; }
+    std::uint32_t final_granules() const { return final_granules_; }
+    bool non_finite() const { return non_finite_; }
+    const Energies& energies() const { return values_->energies(); }
+    bool abstained(Rank rank) const { return abstains_[rank]; }
+    const GranuleSet& arrived(Rank rank) const { return arrived_[rank]; }  // and is in the mean
+    const GranuleSet& delivered(Rank rank) const {
+        return delivered_.empty() ? arrived_[rank] : delivered_[rank];
+    }
+    std::span<const Run> runs() const { return runs_; }
+
+    // Sending. All that multicast covers have one cursor. `pending` is the next run to send, cut to what is left of it.
+    std::optional<Run> pending(Destination to) const;
+    // Rule 9: the same for a peer that has ended the op.
+    std::optional<Run> late(Rank peer) const { return ended_[peer] ? unsent(peer) : std::nullopt; }
+    RunCursor cursor(Destination to) const { return cursors_[to.place(shape_.ranks)]; }
+    std::uint32_t packet(Destination to, const Run& run, Outgoing& out) const {
+        return values_->packet(to, run, out);
+    }
+    void advance(Destination to, std::uint32_t granules);
+    void rewind(Destination to, RunCursor cursor) { cursors_[to.place(shape_.ranks)] = cursor; }
+    bool has_ended(Rank peer) const { return ended_[peer]; }
+    bool sent_all(Destination to) const { return reduced() && !unsent(to); }
+    bool served(Destination to) const {
+        return reduced() && !pending(covers(to) ? Destination::everybody() : to);
+    }
+    const Audience::Set& covered() const { return covered_; }  // and not ended
+    // From here on it is served by unicast.
+    void serve_apart(Rank peer);
+
+    // Once reduced: keep the mean only, in `smaller`.
+    std::size_t compact_floats() const { return values_->mean_floats(); }
+    void compact(Block smaller) { values_->compact(std::move(smaller)); }
+    bool compacted() const { return values_->compacted(); }
+    bool pooled() const { return values_->pooled(); }
+
+private:
+    double lacking() const;
+    bool alone() const;
+    void drop_arrived();
+    void lose(Rank rank, Time now);
+    void reduce_complete(std::uint32_t first, std::uint32_t last, Time now);
+    void take_fresh();
+    void append(Run run);
+    std::optional<Run> unsent(Destination to) const;
+    bool covers(Destination to) const {
+        const int index = to.is_everybody() ? -1 : context_.audience.index(to.rank());
+        return index >= 0 && covered_[static_cast<std::size_t>(index)];
+    }
+
+    const OpContext& context_;
+    const Shape& shape_;
+    const std::uint32_t granules_;
+    std::unique_ptr<Reduction> values_;
+
+    std::vector<GranuleSet> arrived_;     // by rank: granules with a value
+    std::vector<GranuleSet> delivered_;   // by rank: those before the op was skipped; or none
+    std::vector<std::uint16_t> decided_;  // by granule: ranks that delivered it or never will
+    GranuleSet complete_;                 // granules decided by all ranks, and handed on for reduction
+    GranuleSet final_;                    // granules whose mean is computed
+    std::vector<bool> ended_, left_;      // by rank
+    std::vector<bool> abstains_;          // by rank
+    ScatterClock clock_;
+    std::uint32_t complete_granules_ = 0, final_granules_ = 0;
+    Time closed_at_ = 0;
+    Ending ending_ = Ending::kAll;
+    bool non_finite_ = false;
+
+    std::vector<Run> runs_;
+    Audience::Set covered_;           // served by multicast
+    std::vector<RunCursor> cursors_;  // by peer, then of multicast
+    std::vector<Run> fresh_;          // scratch: runs that have become final
+};
+
+}  // namespace tailcut

@@ -1,0 +1,57 @@
+// What an endpoint counts, and what it adds to the report of an op: what its links lost since the report before, and stages
+// that were cut and have turned out complete since.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "protocol/ops/op.hpp"
+#include "protocol/reports/counters.hpp"
+#include "protocol/reports/late_stages.hpp"
+#include "protocol/reports/report.hpp"
+#include "protocol/sending/links.hpp"
+
+namespace tailcut {
+
+class Accounts {
+public:
+    Accounts(Rank ranks, const Links& links)
+        : ranks_(ranks), links_(links), reported_(ranks), lacked_(ranks), late_(ranks) {}
+
+    Counters counters;
+
+    void reject(wire::Reject reason) { ++counters.rejected[static_cast<std::size_t>(reason)]; }
+    void count_word(const Outgoing& out, int sign = 1) {  // a FEEDBACK or GOODBYE
+        counters.feedback_packets += sign;
+        counters.feedback_bytes += sign * (wire::kHeaderBytes + out.payload.size());
+        counters.probe_packets += sign * ((out.header.flags & wire::kReplyWanted) != 0);
+    }
+    // A packet of a stage that is over.
+    void note_late(Time now, const wire::Header& header, std::size_t payload_bytes);
+    void complete(OpReport& report, const Op& op);
+
+    // What this rank has lacked of a rank's mean, for a FEEDBACK to tell; and what another says to have lacked of ours.
+    void tell_lacked(Rank rank, wire::Header& header) const;
+    void hear_lacked(const wire::Header& header);
+
+private:
+    struct Reported {  // packets of a link, up to the last report
+        std::uint64_t sent = 0, lost = 0, came = 0, missing = 0;
+    };
+    struct Lacked {
+        float own = 0;         // of its mean, in the latest op that has ended here,
+        std::uint16_t op = 0;  // which is this one, modulo 2^16
+        float told = 0;        // of ours, since the last report
+        int told_op = -1;      // in the latest op that it has told of, modulo 2^16
+    };
+    void complete_links(OpReport& report);
+
+    const Rank ranks_;
+    const Links& links_;
+    std::vector<Reported> reported_;  // by rank
+    std::vector<Lacked> lacked_;      // by rank
+    LateStages late_;
+};
+
+}  // namespace tailcut

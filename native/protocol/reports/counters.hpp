@@ -1,0 +1,35 @@
+// What an endpoint has counted since it was made.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "protocol/reports/fields.hpp"
+#include "protocol/reports/traffic.hpp"
+#include "wire/header.hpp"
+
+namespace tailcut {
+
+struct Counters {
+    Traffic traffic;  // of all packets, not of DATA alone
+    std::uint64_t feedback_packets = 0, feedback_bytes = 0, probe_packets = 0;
+    std::uint64_t lost_packets = 0;    // DATA found lost
+    std::uint64_t evicted_shards = 0;  // owned shards given up because the pool was full
+    std::uint64_t evicted_means = 0;   // means given up before every peer had them
+    std::array<std::uint64_t, wire::kRejectReasons> rejected{};
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("traffic", &Counters::traffic);
+        visit("feedback_packets", &Counters::feedback_packets);
+        visit("feedback_bytes", &Counters::feedback_bytes);
+        visit("probe_packets", &Counters::probe_packets);
+        visit("lost_packets", &Counters::lost_packets);
+        visit("evicted_shards", &Counters::evicted_shards);
+        visit("evicted_means", &Counters::evicted_means);
+        visit("rejected", &Counters::rejected);
+    }
+};
+static_assert(listed_bytes<Counters>() == sizeof(Counters));
+
+}  // namespace tailcut

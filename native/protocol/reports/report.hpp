@@ -1,0 +1,187 @@
+// What one op tells its caller: plain values, complete when the op ends. Ranks are those of the endpoint's group.
+// The lists of fields are what Python has of each struct (bind_reports.cpp and src/tailcut/report.py).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "protocol/ops/granules.hpp"
+#include "protocol/ops/terms.hpp"
+#include "protocol/reports/fields.hpp"
+#include "protocol/reports/traffic.hpp"
+#include "protocol/values/energies.hpp"
+#include "wire/header.hpp"
+
+namespace tailcut {
+
+enum class Status : std::uint8_t {
+    // results
+    kComplete,  // every granule of the mean was answered
+    kPartial,   // it ended before: what is missing is zero and named below
+    kBehind,    // more than the window behind the group: nothing was reduced, seq has jumped
+    // errors
+    kLengthMismatch,  // the ranks do not agree on the bucket's length, and this rank is not the majority
+    kClosed,          // the group was closed under it
+    kSeqExhausted,    // seq would wrap
+    kFailed,          // the engine could not go on
+};
+constexpr bool is_error(Status status) { return status > Status::kBehind; }
+constexpr const char* name(Status status) {
+    constexpr const char* kNames[] = {"complete", "partial",       "behind", "length_mismatch",
+                                      "closed",   "seq_exhausted", "failed"};
+    return kNames[static_cast<std::size_t>(status)];
+}
+
+// What ended a stage; GATHER ends with the op.
+enum class Ending : std::uint8_t {
+    kAll,       // everything had come
+    kGrace,     // the last parts had come, and the grace was over
+    kBound,     // its t_B
+    kDeadline,  // that of the op, or the caller
+};
+constexpr const char* name(Ending ending) {
+    constexpr const char* kNames[] = {"all", "grace", "bound", "deadline"};
+    return kNames[static_cast<std::size_t>(ending)];
+}
+
+// Time after this rank's own entry into the op, negative before it; none: not known.
+using SinceEntry = std::optional<Duration>;
+
+// One stage of an op at this rank.
+struct StageReport {
+    std::uint32_t planes = 0;  // bits a coordinate of what this rank sent in it; 0: raw
+    Ending ended_by = Ending::kDeadline;
+    SinceEntry
+        began;  // SCATTER: the ceil(N/2)-th rank entered; GATHER: the own shard closed, or the own entry
+    SinceEntry ended;  // SCATTER: the own shard closed; GATHER: the op ended
+    // Coordinates over all links, as LinkStage has them by link
+    std::uint64_t coords = 0, missing = 0, empty = 0;
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("planes", &StageReport::planes);
+        visit("ended_by", &StageReport::ended_by);
+        visit("began_s", &StageReport::began);
+        visit("ended_s", &StageReport::ended);
+        visit("coords", &StageReport::coords);
+        visit("missing", &StageReport::missing);
+        visit("empty", &StageReport::empty);
+    }
+};
+
+// What came from one rank in one stage. SCATTER: its contribution to the own shard; GATHER: the mean of its shard.
+struct LinkStage {
+    std::uint32_t coords = 0;   // of the shard
+    std::uint32_t missing = 0;  // of these, those that did not come in time
+    std::uint32_t empty = 0;    // GATHER: those that came EMPTY
+    SinceEntry last;            // the latest packet came
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("coords", &LinkStage::coords);
+        visit("missing", &LinkStage::missing);
+        visit("empty", &LinkStage::empty);
+        visit("last_s", &LinkStage::last);
+    }
+};
+
+// One rank, as this rank saw it in the op.
+struct LinkReport {
+    SinceEntry entered;
+    bool silent = false;     // not waited for
+    bool abstained = false;  // it said that it contributes nothing
+    LinkStage scatter, gather;
+    // DATA since the last report: sent to it, and found lost; received from it, and missing in between
+    std::uint32_t sent_packets = 0, sent_lost_packets = 0;
+    std::uint32_t received_packets = 0, received_lost_packets = 0;
+    float lacked_frac =
+        0;  // the share of this rank's mean that it says to have lacked, since the last report
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("entered_s", &LinkReport::entered);
+        visit("silent", &LinkReport::silent);
+        visit("abstained", &LinkReport::abstained);
+        visit("scatter", &LinkReport::scatter);
+        visit("gather", &LinkReport::gather);
+        visit("sent_packets", &LinkReport::sent_packets);
+        visit("sent_lost_packets", &LinkReport::sent_lost_packets);
+        visit("received_packets", &LinkReport::received_packets);
+        visit("received_lost_packets", &LinkReport::received_lost_packets);
+        visit("lacked_frac", &LinkReport::lacked_frac);
+    }
+};
+
+// A stage of an earlier op that had been cut: what it lacked has meanwhile come.
+struct LateCompletion {
+    Seq seq;
+    wire::Stage stage;
+    std::uint32_t bucket_len;
+    Duration took;
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("seq", &LateCompletion::seq);
+        visit("stage", &LateCompletion::stage);
+        visit("length", &LateCompletion::bucket_len);
+        visit("took_s", &LateCompletion::took);
+    }
+};
+
+struct OpReport {
+    Ticket ticket = 0;
+    Status status = Status::kComplete;
+    Seq seq = 0;
+    Seq behind_ops = 0;
+    std::uint32_t bucket_len = 0;
+    Rank own_shard = 0;
+    Rank place = 0;  // of this rank among the links: in a grid, that is the row
+    bool non_finite = false;
+    bool contributed = true;
+    Time entered_at = 0, ended_at = 0;
+    StageReport scatter, gather;
+    std::vector<LinkReport> links;  // by rank
+    Traffic traffic;
+    Energies energies;
+    LrScale lr_scale;  // the latest that was heard of
+    std::vector<LateCompletion> late;
+    std::uint32_t late_coords = 0;  // of the op before: means that came after its end, and before this one's
+    std::vector<OpReport> column;   // in a grid: ops of the column that have ended since the last report
+    // kLengthMismatch: by rank, the length that it stated, own included
+    std::vector<std::optional<std::uint32_t>> stated_lengths;
+
+    // With Settings::record_fates: which granules arrived.
+    std::vector<GranuleSet> contributions;  // by rank, over the own shard
+    std::vector<GranuleSet> held;           // by shard, with a mean
+
+    // When SCATTER of the own shard closed.
+    Time closed_at() const { return entered_at + scatter.ended.value_or(0); }
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("ticket", &OpReport::ticket);
+        visit("status", &OpReport::status);
+        visit("seq", &OpReport::seq);
+        visit("behind_ops", &OpReport::behind_ops);
+        visit("bucket_len", &OpReport::bucket_len);
+        visit("own_shard", &OpReport::own_shard);
+        visit("place", &OpReport::place);
+        visit("non_finite", &OpReport::non_finite);
+        visit("contributed", &OpReport::contributed);
+        visit("entered_at", &OpReport::entered_at);
+        visit("ended_at", &OpReport::ended_at);
+        visit("scatter", &OpReport::scatter);
+        visit("gather", &OpReport::gather);
+        visit("links", &OpReport::links);
+        visit("traffic", &OpReport::traffic);
+        visit("energies", &OpReport::energies);
+        visit("lr_scale", &OpReport::lr_scale);
+        visit("late", &OpReport::late);
+        visit("late_coords", &OpReport::late_coords);
+        visit("column", &OpReport::column);
+        visit("stated_lengths", &OpReport::stated_lengths);
+    }
+};
+
+}  // namespace tailcut

@@ -1,0 +1,376 @@
+#include "protocol/sending/outbox.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+namespace tailcut {
+namespace {
+
+constexpr std::size_t kBurstBytes = 60 * 1024;  // in a row to one peer: what one segmented send can take
+
+}  // namespace
+
+Outbox::Outbox(const Settings& settings, const Roster& roster, Ops& ops, Links& links, PeerPools& pools,
+               Accounts& accounts)
+    : settings_(settings),
+      roster_(roster),
+      ops_(ops),
+      links_(links),
+      pools_(pools),
+      accounts_(accounts),
+      letterhead_(settings, ops),
+      ready_(settings.shape.self, settings.shape.ranks),
+      broadcast_(settings, roster, ops, links, pools, accounts, letterhead_, ready_),
+      shares_(settings.shape.ranks) {}
+
+// ---- whose turn it is -------------------------------------------------------------------------------------
+
+bool Outbox::transmit(Time now, Outgoing& out) {
+    for (; !ready_.empty(); ready_.pop(), burst_bytes_ = 0) {
+        const Destination to = ready_.front();
+        const bool found = to.is_everybody() ? broadcast_.next(now, out) : next_for(now, to.rank(), out);
+        if (to.is_everybody()) next_probe_ = std::min(next_probe_, links_.everybody.probe.at());
+        if (!found) continue;
+        Traffic& traffic = accounts_.counters.traffic;
+        ++traffic.sent_packets;
+        traffic.sent_bytes += wire::kHeaderBytes + out.payload.size();
+        burst_bytes_ += out.payload.size();
+        if (burst_bytes_ >= kBurstBytes) {
+            ready_.pass();
+            burst_bytes_ = 0;
+        }
+        return true;
+    }
+    return false;
+}
+
+bool Outbox::next_for(Time now, Rank rank, Outgoing& out) {
+    Link& link = links_[rank];
+    const bool leaving = roster_[rank].leaving;
+    if (link.goodbye_due) {
+        link.goodbye_due = false;
+        say(now, rank, wire::Type::kGoodbye, !leaving, out);
+        if (!leaving) ask_later(now, rank);
+        return true;
+    }
+    if (link.feedback_due || link.probe_due) {
+        say(now, rank, wire::Type::kFeedback, link.probe_due, out);
+        link.feedback_due = link.probe_due = false;
+        return true;
+    }
+    if (const auto reply_wanted = broadcast_.take_word(rank)) {
+        say(now, rank, wire::Type::kFeedback, *reply_wanted, out, true);
+        return true;
+    }
+    if (next_data(now, rank, out)) return true;
+    if (link.told_entered < ops_.next_seq() &&
+        !leaving) {  // blocked: it may be waiting to hear that we are here
+        say(now, rank, wire::Type::kFeedback, false, out);
+        return true;
+    }
+    return false;
+}
+
+// Receivers that want to hear few senders at once: this one sends to the first ones in its order, which starts at the next
+// rank. As each sender starts elsewhere, each receiver hears about as many as it asked for. The least number holds for all.
+// With a number for each, one that asks for fewer than the others is left until last, and then hears all at once.
+bool Outbox::has_turn(Rank rank, const Op& op) const {
+    std::uint8_t before = roster_.least_incast();
+    if (before == 0) return true;
+    for (std::size_t step = 1; step < roster_.ranks(); ++step) {
+        const auto other = static_cast<Rank>((roster_.self() + step) % roster_.ranks());
+        if (other == rank) return true;
+        if (!roster_.silent(other) && op.pending(other) && --before == 0) return false;
+    }
+    return true;
+}
+
+// Who has been served leaves its place to those who wait for one.
+void Outbox::pass_turn(Rank rank, const Op& op) {
+    if (!turn_awaited_ || op.pending(rank)) return;
+    turn_awaited_ = false;
+    note_news();
+}
+
+// ---- DATA -------------------------------------------------------------------------------------------------
+
+// The oldest op first, so that one that is nearly done is not delayed by the next.
+bool Outbox::next_data(Time now, Rank rank, Outgoing& out) {
+    Link& link = links_[rank];
+    auto& slots = ops_.slots();
+    for (auto at = slots.lower_bound(link.served_below); at != slots.end(); ++at) {
+        const Seq seq = at->first;
+        if (roster_[rank].left(seq) || (ops_.stopped() && seq >= ops_.next_seq())) break;
+        const bool lost = link.path.lost().any(seq);
+        bool over = seq < ops_.next_seq() && !lost;
+        for (auto& op : at->second.variants) {
+            const bool fresh = op->pending(rank);
+            over &= op->served(rank) && op->reduced() && (op->ended() || !op->entered());
+            if (!fresh && !lost) continue;
+            if (!may_send(now, rank, *op)) return false;
+            if (!next_of(now, rank, *op, out)) {
+                if (fresh) pass_turn(rank, *op);  // it needs nothing any more
+                continue;
+            }
+            dispatch(now, rank, *op, out);
+            pass_turn(rank, *op);
+            return true;
+        }
+        if (over && link.served_below == seq) link.served_below = seq + 1;
+    }
+    link.path.starved();
+    if (next_late(now, rank, out)) return true;
+    if (settings_.resend && link.path.in_flight()) ask_later(now, rank);  // was the last of it lost?
+    return false;
+}
+
+// Contributions before means, and of each what is fresh before what was lost.
+bool Outbox::next_of(Time now, Rank rank, Op& op, Outgoing& out) {
+    if (op.owes(rank) && op.next_packet(now, rank, out)) return true;
+    if (next_lost(now, rank, op, wire::Stage::kScatter, out)) return true;
+    if (op.pending(rank) && op.next_packet(now, rank, out)) return true;
+    return next_lost(now, rank, op, wire::Stage::kGather, out);
+}
+
+bool Outbox::next_lost(Time now, Rank rank, Op& op, wire::Stage stage, Outgoing& out) {
+    LostParcels& lost = links_[rank].path.lost();
+    while (const auto parcel = lost.take(op.seq(), op.layout().bucket_len, stage))
+        if (op.repeat(now, rank, *parcel, out)) return true;
+    return false;
+}
+
+// Rule 9: the rest of a mean for a peer that has ended the op. It must not delay an op that is alive, neither here nor in
+// the peer's port: it goes when there is nothing else for anybody, and nobody queues on the way. What is lost is not sent
+// again.
+bool Outbox::next_late(Time now, Rank rank, Outgoing& out) {
+    const Path& path = links_[rank].path;
+    if (!ops_.takes_late(rank) || !path.idle()) return false;
+    for (const Seq seq : ops_.late()) {
+        const auto slot = ops_.slots().find(seq);
+        if (slot == ops_.slots().end()) continue;
+        for (auto& op : slot->second.variants) {
+            if (!op->late(rank)) continue;
+            if (!has_leisure() || !may_send(now, rank, *op)) return false;
+            op->next_late(now, rank, out);
+            if (!path.in_flight()) out.header.flags |= wire::kReplyWanted;  // does anybody queue by now?
+            dispatch(now, rank, *op, out);
+            return true;
+        }
+    }
+    return false;
+}
+
+// Nothing is to be sent that is not late, except to ranks that do not answer.
+bool Outbox::has_leisure() {
+    auto& slots = ops_.slots();
+    const auto idle = [&](Destination to, Seq served_below) {
+        for (auto at = slots.lower_bound(served_below); at != slots.end(); ++at)
+            for (const auto& op : at->second.variants)
+                if (op->pending(to)) return false;
+        return true;
+    };
+    for (Rank rank = 0; rank < roster_.ranks(); ++rank)
+        if (rank != roster_.self() && ops_.takes_late(rank) && !idle(rank, links_[rank].served_below))
+            return false;
+    return idle(Destination::everybody(), links_.everybody.served_below);
+}
+
+// Whether the peer has room, the path credit, and the pace a packet for it.
+bool Outbox::may_send(Time now, Rank rank, const Op& op) {
+    Link& link = links_[rank];
+    if (!pools_.have_room_for(rank, op.seq())) {
+        ask_later(now, rank);
+        return false;
+    }
+    if (!has_turn(rank, op)) {
+        turn_awaited_ = true;
+        return false;
+    }
+    const Time at = link.path.clear_at(now, op.layout().shard_bytes());
+    if (at <= now) return true;
+    ask_later(now, rank);
+    if (at != kNever) ready_.wake(rank, at);
+    return false;
+}
+
+void Outbox::dispatch(Time now, Rank rank, Op& op, Outgoing& out) {
+    Link& link = links_[rank];
+    letterhead_.complete(out.header);
+    if (out.header.flags & wire::kLastPart && !op.pending(rank)) out.header.flags |= wire::kReplyWanted;
+    link.path.stamp(now, out.header);
+    link.path.sent(out.header, out.parcel,
+                   static_cast<std::uint32_t>(wire::kHeaderBytes + out.payload.size()));
+    op.count_sent(out);
+    accounts_.counters.traffic.resent_packets += out.again;
+    if (op.entered()) link.told_entered = std::max(link.told_entered, op.seq() + 1);
+}
+
+void Outbox::retract(Time now, const Outgoing& out) {
+    Traffic& traffic = accounts_.counters.traffic;
+    --traffic.sent_packets;
+    traffic.sent_bytes -= wire::kHeaderBytes + out.payload.size();
+    if (out.to.is_everybody()) return broadcast_.retract(now, out);
+    const Rank rank = out.to.rank();
+    Link& link = links_[rank];
+    if (out.header.type != wire::Type::kData) {
+        const bool reply_wanted = out.header.flags & wire::kReplyWanted;
+        accounts_.count_word(out, -1);
+        if (out.header.multicast()) {
+            broadcast_.retract_word(rank, reply_wanted);
+        } else {
+            link.feedback_due = true;
+            link.probe_due |= reply_wanted;
+            link.goodbye_due |= out.header.type == wire::Type::kGoodbye;
+        }
+    } else {
+        link.path.unsent(now);
+        traffic.resent_packets -= out.again;
+        if (out.again) link.path.lost().add(out.parcel);
+        if (Op* op = ops_.find(out.header.seq, out.header.bucket_len)) {
+            op->retract(out);
+            op->count_sent(out, -1);
+        }
+        link.served_below = std::min(link.served_below, out.header.seq);
+    }
+    ready_.push(rank);
+}
+
+// ---- FEEDBACK and GOODBYE ---------------------------------------------------------------------------------
+
+void Outbox::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoing& out, bool multicast) {
+    Link& link = links_[rank];
+    out = {};
+    out.to = rank;
+    out.header.type = type;
+    out.header.flags = (reply_wanted ? wire::kReplyWanted : 0) |
+                       (roster_[rank].leaving ? wire::kGoodbyeKnown : 0) | (multicast ? wire::kMulticast : 0);
+    out.header.seq = type == wire::Type::kGoodbye ? goodbye_seq_ : ops_.next_seq();
+    const LrScale& own = ops_.terms().lr_scale;
+    const LrScale& known = own.newer_than(roster_.lr_scale()) ? own : roster_.lr_scale();
+    out.header.lr_scale = known.scale;
+    out.header.lr_period = known.period;
+    // Senders that take turns bring unequal amounts in any few milliseconds: that is no reason to yield.
+    out.header.share = ops_.terms().incast == 0 ? shares_.of(rank) : 0;
+    accounts_.tell_lacked(rank, out.header);
+    letterhead_.complete(out.header);
+    if (multicast)
+        links_.everybody.stamp(now, out.header);
+    else
+        link.path.stamp(now, out.header);
+    Arrivals& arrivals = multicast ? broadcast_.arrivals(rank) : link.arrivals;
+    Arrivals::Report report;
+    if (const std::size_t words = arrivals.report(out.header, report)) {
+        const auto missing = std::span(report).last(words);
+        const auto keeper =
+            std::make_shared<const std::vector<std::uint64_t>>(missing.begin(), missing.end());
+        out.payload = std::as_bytes(std::span(*keeper));
+        out.keeper = keeper;
+    }
+    link.told_entered = ops_.next_seq();
+    accounts_.count_word(out);
+}
+
+void Outbox::say_goodbye(Seq unserved_from) {
+    goodbye_seq_ = unserved_from;
+    for (Link& link : links_.peers) link.goodbye_due = true;
+    note_news();
+}
+
+void Outbox::answer(Rank rank) {
+    links_[rank].feedback_due = true;
+    ready_.push(rank);
+}
+
+// ---- what others say --------------------------------------------------------------------------------------
+
+void Outbox::hear(Time now, const wire::Header& header, std::size_t bytes) {
+    Link& link = links_[header.source];
+    const bool multicast = header.multicast();
+    Arrivals& arrivals = multicast ? broadcast_.arrivals(header.source) : link.arrivals;
+    arrivals.note(now, header);
+    bool due = header.flags & wire::kReplyWanted;
+    if (header.type == wire::Type::kData) {
+        shares_.count(now, header.source, bytes);
+        // As the source has charged it, whatever a switch has left of it.
+        const auto cost =
+            static_cast<std::uint32_t>(wire::kHeaderBytes + wire::stated_payload_bytes(header)) +
+            kDatagramOverheadBytes;
+        due |= 2 * arrivals.count(cost) >= settings_.window_bytes;
+    }
+    if (!due) return;
+    if (multicast)
+        broadcast_.answer(header.source);
+    else
+        answer(header.source);
+}
+
+// What is found lost is sent again while its op can use it.
+void Outbox::settle(Time now, const wire::Header& header, std::span<const std::byte> report) {
+    const Rank rank = header.source;
+    Link& link = links_[rank];
+    if (header.multicast()) {
+        broadcast_.settle(now, header, report);
+    } else {
+        const std::uint64_t lost_before = link.path.lost_packets();
+        link.path.settle(now, header, report, links_.mean_rate());
+        accounts_.counters.lost_packets += link.path.lost_packets() - lost_before;
+        ready_.push(rank);
+    }
+    take_lost(rank);
+    link.goodbye_heard |= (header.flags & wire::kGoodbyeKnown) != 0;
+    if (ops_.stopped() && !roster_[rank].leaving && !link.goodbye_heard)
+        ask_later(now, rank);  // it was disarmed
+}
+
+// Keep of what was lost what can still be used.
+void Outbox::take_lost(Rank rank) {
+    Link& link = links_[rank];
+    LostParcels& lost = link.path.lost();
+    if (lost.empty()) return;
+    lost.drop_if([&](const Parcel& parcel) {
+        return !settings_.resend || roster_[rank].left(parcel.seq) || !ops_.slots().contains(parcel.seq);
+    });
+    if (lost.empty()) return;
+    link.served_below = std::min(link.served_below, lost.oldest());
+    ready_.push(rank);
+}
+
+void Outbox::refuse(const wire::Header& header) {
+    // The source sends it again when we have room, by unicast.
+    if (header.multicast()) broadcast_.arrivals(header.source).refuse(header.number);
+}
+
+void Outbox::note_entered(Rank rank) {
+    ready_.push(rank);
+    if (links_.audience.index(rank) >= 0) ready_.push(Destination::everybody());
+}
+
+void Outbox::note_leaving(Rank rank) { broadcast_.note_leaving(rank); }
+
+// ---- probes -----------------------------------------------------------------------------------------------
+
+void Outbox::ask_later(Time now, Rank rank) {
+    Path& path = links_[rank].path;
+    path.arm_probe(now);
+    next_probe_ = std::min(next_probe_, path.probe.at());
+}
+
+void Outbox::advance(Time now) {
+    ready_.advance(now);
+    if (now < next_probe_) return;
+    broadcast_.ask(now);
+    next_probe_ = links_.everybody.probe.at();
+    for (Rank rank = 0; rank < roster_.ranks(); ++rank) {
+        Link& link = links_[rank];
+        if (link.path.probe.at() <= now) {
+            link.path.probe.rang();
+            link.probe_due = true;
+            link.goodbye_due = ops_.stopped() && !roster_[rank].leaving && !link.goodbye_heard;
+            ready_.push(rank);
+        }
+        next_probe_ = std::min(next_probe_, link.path.probe.at());
+    }
+}
+
+}  // namespace tailcut

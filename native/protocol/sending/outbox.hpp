@@ -1,0 +1,79 @@
+// What an endpoint sends, and to whom next; what became of it; and the probes that ask when nothing comes back.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "protocol/multicast/broadcast.hpp"
+#include "protocol/ops/ops.hpp"
+#include "protocol/reports/accounts.hpp"
+#include "protocol/roster.hpp"
+#include "protocol/sending/letterhead.hpp"
+#include "protocol/sending/links.hpp"
+#include "protocol/sending/peer_pools.hpp"
+#include "protocol/sending/ready_queue.hpp"
+#include "protocol/sending/shares.hpp"
+#include "protocol/settings.hpp"
+
+namespace tailcut {
+
+class Outbox {
+public:
+    Outbox(const Settings& settings, const Roster& roster, Ops& ops, Links& links, PeerPools& pools,
+           Accounts& accounts);
+
+    bool transmit(Time now, Outgoing& out);
+    void retract(Time now, const Outgoing& out);  // not sent after all, the host is busy; newest first
+
+    // ---- what others say
+    // A datagram has come; `bytes` of it.
+    void hear(Time now, const wire::Header& header, std::size_t bytes);
+    // FEEDBACK and GOODBYE say what became of what was sent.
+    void settle(Time now, const wire::Header& header, std::span<const std::byte> report);
+    void refuse(const wire::Header& header);  // there was no room for it
+    void answer(Rank rank);                   // soon, with a FEEDBACK
+    void note_entered(Rank rank);             // the peer has gone on
+    void note_leaving(Rank rank);
+
+    // ---- what the local rank does
+    void note_news() { ready_.push_all(links_.everybody.active().any()); }  // for anybody
+    void begin_op(Time now) { broadcast_.serve_together(now); }
+    // To everybody: no op from the next one on is entered, and none from `unserved_from` on is served.
+    void say_goodbye(Seq unserved_from);
+
+    bool empty() const { return ready_.empty(); }
+    Time next_timer() const { return std::min(ready_.next_wake(), next_probe_); }
+    void advance(Time now);
+
+private:
+    bool next_for(Time now, Rank rank, Outgoing& out);
+    bool next_data(Time now, Rank rank, Outgoing& out);
+    bool next_of(Time now, Rank rank, Op& op, Outgoing& out);
+    bool next_lost(Time now, Rank rank, Op& op, wire::Stage stage, Outgoing& out);
+    bool next_late(Time now, Rank rank, Outgoing& out);
+    bool has_leisure();
+    void dispatch(Time now, Rank rank, Op& op, Outgoing& out);
+    bool may_send(Time now, Rank rank, const Op& op);
+    bool has_turn(Rank rank, const Op& op) const;
+    void pass_turn(Rank rank, const Op& op);
+    void say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoing& out, bool multicast = false);
+    void ask_later(Time now, Rank rank);
+    void take_lost(Rank rank);
+
+    const Settings& settings_;
+    const Roster& roster_;
+    Ops& ops_;
+    Links& links_;
+    PeerPools& pools_;
+    Accounts& accounts_;
+    Letterhead letterhead_;
+    ReadyQueue ready_;
+    Broadcast broadcast_;
+    Shares shares_;
+    std::size_t burst_bytes_ = 0;  // sent in a row to the one at the front of ready_
+    bool turn_awaited_ = false;    // somebody is not sent to because others come first
+    Time next_probe_ = kNever;     // no probe is due before
+    Seq goodbye_seq_ = 0;          // the first op that we neither enter nor serve
+};
+
+}  // namespace tailcut

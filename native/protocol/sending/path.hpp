@@ -1,0 +1,72 @@
+// The way from this rank to another: what is in flight on it, what was lost, and when more may be sent.
+//
+// Credit: a receiver's socket buffer is shared out among its senders in advance (window_bytes). A sender keeps what it
+// has in flight, counted as the kernel counts it, within its share, and within what the pace asks for. FEEDBACK says
+// which numbers came and so settles them, delivered or lost. When nothing comes back, a probe asks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "base/types.hpp"
+#include "protocol/sending/flight.hpp"
+#include "protocol/sending/pacing.hpp"
+#include "protocol/sending/parcel.hpp"
+#include "wire/header.hpp"
+
+namespace tailcut {
+
+// Each sender's share of a socket buffer of which the kernel reports `buffer_bytes`. Measured: nothing is dropped
+// while what is in flight, overhead included, stays within 0.7 of it; the rest is for FEEDBACK.
+inline std::uint32_t credit_window_bytes(std::uint32_t buffer_bytes, Rank ranks) {
+    return static_cast<std::uint32_t>(0.7 * buffer_bytes / std::max(1, ranks - 1));
+}
+
+class Path {
+public:
+    Path(const PeerSettings& settings, Rank rivals);  // senders to the same receiver
+
+    // ---- sending
+    // The earliest time for a packet of a shard of this size, `now` if it may go at once; kNever: only FEEDBACK helps.
+    Time clear_at(Time now, std::uint64_t shard_bytes);
+    void stamp(Time now, wire::Header& header);  // number, stamp and whether a reply is wanted
+    void sent(const wire::Header& header, const Parcel& parcel, std::uint32_t bytes);
+    void starved() { rate_.starved(); }  // there is nothing to send to it
+    void unsent(Time now);               // the latest one after all was not: the own host's queue is full
+
+    // ---- what became of it
+    // `mean_rate`: of this sender's paths, bytes/s.
+    void settle(Time now, const wire::Header& feedback, std::span<const std::byte> report, double mean_rate);
+    LostParcels& lost() { return lost_; }  // and not sent again yet
+    bool in_flight() const { return !flight_.landed(); }
+    bool idle() const { return flight_.landed() || !paced_ || rate_.idle(); }
+    bool awaits(Seq seq) const { return flight_.awaits(seq) || lost_.any(seq); }
+
+    ProbeTimer probe;
+    // Blocked, or the last word has been sent. The first wait is that of a tail loss probe (RFC 8985).
+    void arm_probe(Time now) { probe.arm(now, 2 * rtt()); }
+
+    Duration rtt() const { return round_trip_.smooth(); }
+    const RateControl& rate() const { return rate_; }
+    std::uint64_t sent_packets() const { return sent_packets_; }
+    std::uint64_t lost_packets() const { return lost_packets_; }
+
+private:
+    struct Open {  // the one receiver has not settled the packet
+        bool open = true;
+        bool none() const { return !open; }
+    };
+
+    const bool paced_;
+    Flight<Open> flight_;
+    RateControl rate_;
+    Departures departures_;
+    RoundTrip round_trip_;
+    std::uint32_t arrival_us_ = 0;  // of the last FEEDBACK used
+    bool arrival_known_ = false;
+    LostParcels lost_;
+    std::uint64_t sent_packets_ = 0, lost_packets_ = 0;
+};
+
+}  // namespace tailcut

@@ -1,0 +1,151 @@
+// Values that are not there: the same packets, runs and accounts as raw and planes have, without memory and arithmetic,
+// for simulations of more ranks than there is memory for. Fates are real, payloads are bytes that nobody looks at.
+// Nothing is ever Inf or NaN, and all blocks are Gaussian: gains are sent with means of coarse or uneven contributions.
+#pragma once
+
+#include <optional>
+
+#include "protocol/values/raw_values.hpp"
+
+namespace tailcut {
+
+class ElidedRawContributions : public RawContributions {
+public:
+    using RawContributions::RawContributions;
+
+    std::uint32_t first_unseen(Rank shard, std::uint32_t) const override { return layout_.granules(shard); }
+
+private:
+    void put_values(std::uint64_t at, std::uint32_t coords, Outgoing& out) const override;
+};
+
+class ElidedPlanesContributions final : public Contributions {
+public:
+    ElidedPlanesContributions(const OpContext& context, Seq seq, const Layout& layout, const Coding& coding,
+                              std::span<const float>)
+        : context_(context), seq_(seq), layout_(layout), coding_(coding) {}
+
+    std::uint32_t steps(Rank shard) const override { return std::max(1u, order(shard).packets()); }
+    bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
+    void retract(const Outgoing&) override {}
+    std::uint32_t first_unseen(Rank shard, std::uint32_t) const override { return layout_.granules(shard); }
+
+private:
+    struct Place {
+        Rank shard;
+        std::uint32_t stripe;
+        bool operator==(const Place&) const = default;
+    };
+    codec::SendOrder order(Rank shard) const;
+
+    const OpContext& context_;
+    const Seq seq_;
+    const Layout layout_;
+    const Coding coding_;
+    // The stripe of the latest packet: packets to one owner mostly follow each other.
+    std::optional<Place> place_;
+    codec::Stripe stripe_;
+};
+
+// What both reductions share: an account of memory, which holds nothing.
+class ElidedReduction : public Reduction {
+public:
+    ElidedReduction(const OpContext& context, Seq seq, const Layout& layout, Block memory)
+        : context_(context),
+          layout_(layout),
+          shard_(context.shape.shard_of(context.shape.self, seq)),
+          memory_(std::move(memory)),
+          compacted_(!memory_ || layout.shard_stride() * (layout.ranks - 1u) == 0) {}
+
+    void enter(float*, const Coding&) override {}
+    void offer(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {}
+    void save() override {}
+    void take_over(std::span<const Run>, float*) const override {}
+    void hand_back(bool) override {}
+    void compact(Block smaller) override {
+        memory_ = std::move(smaller);
+        compacted_ = true;
+    }
+    bool compacted() const override { return compacted_; }
+    bool pooled() const override { return memory_.pooled(); }
+    void leave_pool() override { memory_.leave_pool(); }
+
+protected:
+    // Granules [first, last), of which so much has come.
+    virtual void note(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived);
+
+    const OpContext& context_;
+    const Layout layout_;
+    const Rank shard_;
+
+private:
+    Block memory_;
+    bool compacted_;  // or there is nothing beside the mean
+};
+
+class ElidedRawReduction : public ElidedReduction {
+public:
+    ElidedRawReduction(const OpContext& context, Seq seq, const Layout& layout, const Coding&, Block memory)
+        : ElidedReduction(context, seq, layout, std::move(memory)) {}
+
+    bool reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                std::vector<Run>& runs) override {
+        note(first, last, arrived);
+        cut(first, last, arrived, runs);
+        return false;
+    }
+    std::uint32_t packet(Destination to, const Run& run, Outgoing& out) const override;
+    std::size_t mean_floats() const override { return layout_.shard_stride(); }
+
+protected:
+    void cut(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+             std::vector<Run>& runs) const;
+};
+
+class ElidedPlanesReduction : public ElidedReduction {
+public:
+    ElidedPlanesReduction(const OpContext& context, Seq seq, const Layout& layout, const Coding& gather,
+                          Block memory);
+
+    void enter(float*, const Coding& gather) override { coding_ = gather; }
+    void offer(const wire::Header& header, std::uint32_t, std::uint32_t,
+               std::span<const std::byte>) override {
+        sent_planes_ = header.planes;
+    }
+    bool reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                std::vector<Run>& runs) override;
+    std::uint32_t packet(Destination to, const Run& run, Outgoing& out) const override;
+    std::size_t mean_floats() const override;
+
+protected:
+    void note(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived) override;
+    codec::SendOrder send_order() const;
+    void cut(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived, bool gains,
+             std::vector<Run>& runs);
+
+private:
+    bool needs_gains(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived) const;
+
+    Coding coding_;
+    int sent_planes_ = 0;                 // of the latest contribution
+    std::vector<std::uint32_t> open_;     // by stripe: granules that are not closed yet
+    std::vector<std::uint16_t> lengths_;  // by granule: those of the mean's packet that begins there
+    std::vector<bool> gains_;             // by stripe: whether its packets send gains
+};
+
+class ElidedMeans final : public Means {
+public:
+    ElidedMeans(const OpContext&, Seq, const Layout& layout, Block memory)
+        : layout_(layout), memory_(std::move(memory)) {}
+
+    void place(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {}
+    void note_answers(Rank, std::uint32_t, std::uint32_t, const GranuleSet&, const GranuleSet&) override {}
+    void enter(std::span<float>, const std::vector<GranuleSet>&) override { memory_ = {}; }
+    void end(Rank own_shard, const std::vector<GranuleSet>& held) override;
+
+private:
+    const Layout layout_;
+    Block memory_;
+};
+
+}  // namespace tailcut

@@ -1,0 +1,277 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "protocol/values/planes_values.hpp"
+
+namespace tailcut {
+namespace {
+
+void add_own(std::span<const float> z, const codec::Scale& scale, std::span<float> sums) {
+    if (scale.non_finite)
+        std::fill(sums.begin(), sums.end(), std::numeric_limits<float>::quiet_NaN());
+    else if (scale.exponent == 0)
+        for (std::size_t k = 0; k < z.size(); ++k) sums[k] += z[k];
+    else
+        for (std::size_t k = 0; k < z.size(); ++k) sums[k] += std::ldexp(z[k], -scale.exponent);
+}
+
+}  // namespace
+
+PlanesReduction::PlanesReduction(const OpContext& context, Seq seq, const Layout& layout,
+                                 const Coding& gather, Block memory)
+    : context_(context),
+      layout_(layout),
+      shard_(context.shape.shard_of(context.shape.self, seq)),
+      keys_(context.shape.seed, seq, shard_),
+      blocks_(layout.length(shard_)),
+      coding_(gather),
+      present_(layout.granules(shard_)),
+      memory_(std::move(memory)),
+      mean_(memory_ ? bytes(memory_) + (layout.ranks - 1u) * mean_floats(layout) * sizeof(float) : nullptr),
+      newest_(std::size_t{blocks_.count()} * layout.ranks, kNone),
+      heads_(blocks_.count()),
+      means_(blocks_.count()),
+      lengths_(layout.granules(shard_)) {
+    const codec::SendOrder order = send_order(coding_);
+    for (std::uint32_t k = 0; k < order.stripes(); ++k)
+        open_.push_back(order.first_granule(k + 1) - order.first_granule(k));
+}
+
+codec::SendOrder PlanesReduction::send_order(const Coding& coding) const {
+    return {layout_.length(shard_), context_.granules(context_.gather_limits, coding)};
+}
+
+std::byte* PlanesReduction::slot(Rank rank, std::uint32_t granule) const {
+    const std::size_t place = rank < context_.shape.self ? rank : rank - 1u;
+    return bytes(memory_) + place * mean_floats(layout_) * sizeof(float) + granule * codec::kSlotBytes;
+}
+
+// What is kept never takes more than the slots of the granules that came, so that pieces do not overlap.
+void PlanesReduction::offer(const wire::Header& header, std::uint32_t first, std::uint32_t,
+                            std::span<const std::byte> payload) {
+    std::copy(payload.begin(), payload.end(), slot(header.source, first));
+    std::uint32_t& newest = newest_[blocks_.of(header.first).index * layout_.ranks + header.source];
+    pieces_.push_back({first, static_cast<std::uint32_t>(payload.size()), codec::head_of(header),
+                       std::exchange(newest, static_cast<std::uint32_t>(pieces_.size()))});
+}
+
+bool PlanesReduction::reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                             std::vector<Run>& runs) {
+    if (open_.empty()) {  // a shard without coordinates
+        runs.push_back({first, last, true});
+        return false;
+    }
+    bool non_finite = false;
+    const codec::SendOrder order = send_order(coding_);
+    for (std::uint32_t g = first; g < last;) {
+        const std::uint32_t index = order.stripe_of_granule(g);
+        const std::uint32_t end = std::min(last, order.first_granule(index + 1));
+        open_[index] -= end - g;
+        if (open_[index] == 0) non_finite |= reduce_stripe(order.stripe(index), arrived, runs);
+        g = end;
+    }
+    return non_finite;
+}
+
+bool PlanesReduction::reduce_stripe(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,
+                                    std::vector<Run>& runs) {
+    const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
+    const std::size_t coords = std::size_t{last - first} * kGranule;
+    const codec::RotatedStripe own = own_stripe(stripe, arrived);
+    codec::RotatedStripe mean{stripe.blocks, grown(context_.scratch.stripe, coords), {}};
+    for (std::size_t b = 0; b < stripe.blocks.size(); ++b)
+        mean.scales.push_back(reduce_block(stripe.blocks[b], mean.block(b), own, b, arrived));
+    encode(stripe, mean, coding_.planes, runs);
+    return mean.non_finite();
+}
+
+// The own contribution, rotated, if there is one.
+codec::RotatedStripe PlanesReduction::own_stripe(const codec::Stripe& stripe,
+                                                 const std::vector<GranuleSet>& arrived) const {
+    const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
+    if (!bucket_shard_ || !arrived[context_.shape.self].any(first, last)) return {};
+    return codec::rotate_stripe({bucket_shard_, layout_.length(shard_)}, stripe.blocks, keys_,
+                                grown(context_.scratch.own, std::size_t{last - first} * kGranule));
+}
+
+void PlanesReduction::encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean, int planes,
+                             std::vector<Run>& runs) {
+    const std::vector<codec::PacketRun> packets = cut_at_gaps(stripe, runs);
+    if (!packets.empty()) {
+        const auto coded =
+            codec::encode_stripe(mean, packets, keys_, planes, mean_slot(stripe.first_granule()));
+        for (std::size_t b = 0; b < coded.size(); ++b) {
+            const std::uint32_t block = stripe.blocks[b].index;
+            heads_[block] = coded[b].head;
+            energies_.mean_quantized += coded[b].noise * means_[block];
+        }
+    }
+    for (const codec::BlockSpan& block : stripe.blocks)
+        if (bucket_shard_) apply(block, bucket_shard_);
+}
+
+// Rules 4 and 5: Σ c_b(q)·σ / Σ w_b in rank order; the own contribution as it is.
+codec::Scale PlanesReduction::reduce_block(const codec::BlockSpan& block, std::span<float> sums,
+                                           const codec::RotatedStripe& own, std::size_t index,
+                                           const std::vector<GranuleSet>& arrived) {
+    std::array<float, codec::kBlock / kGranule> weights{};
+    const std::uint32_t granules = block.length / kGranule, begin = block.first_granule();
+    std::fill(sums.begin(), sums.end(), 0.0f);
+    const bool gaussian = accumulate_block(block, sums, weights, own, index, arrived);
+    std::uint32_t present = 0;
+    const bool even = std::all_of(weights.begin(), weights.begin() + granules,
+                                  [&](float weight) { return weight == weights[0]; });
+    for (std::uint32_t g = 0; g < granules; ++g) {
+        if (weights[g] == 0) continue;
+        ++present;
+        present_.set(begin + g, begin + g + 1);
+        for (float& value : sums.subspan(g * kGranule, kGranule)) value /= weights[g];
+    }
+    note_mean(block, sums, present);
+    return codec::scale_of_mean(sums, std::size_t{present} * kGranule, gaussian, even);
+}
+
+bool PlanesReduction::accumulate_block(const codec::BlockSpan& block, std::span<float> sums,
+                                       std::span<float> weights, const codec::RotatedStripe& own,
+                                       std::size_t index, const std::vector<GranuleSet>& arrived) {
+    const std::uint32_t granules = block.length / kGranule, begin = block.first_granule();
+    bool gaussian = true;  // unless somebody's values are few: coarse, or those of a block far from Gaussian
+    std::vector<Account> accounts(granules);
+    double squares = 0, came = 0, planes = 0, coded = 0;  // Σσ² and granules, then of coded ones
+    for (Rank rank = 0; rank < layout_.ranks; ++rank) {
+        if (rank == context_.shape.self) {
+            if (own.scales.empty()) continue;
+            add_own(own.block(index), own.scales[index], sums);
+            gaussian = gaussian && !own.scales[index].far_from_gaussian();
+            for (std::uint32_t g = 0; g < granules; ++g) weights[g] += 1, accounts[g] += {1, 1, 0, 1, 0};
+            squares += granules * double{own.scales[index].sigma} * own.scales[index].sigma;
+            came += granules;
+            continue;
+        }
+        for (std::uint32_t k = newest_[block.index * layout_.ranks + rank]; k != kNone; k = pieces_[k].next) {
+            const Piece& piece = pieces_[k];
+            if (!arrived[rank].test(piece.first)) continue;  // given up since
+            const std::uint32_t at = piece.first - begin;
+            const codec::Cut cut =
+                codec::accumulate(piece.head, {slot(rank, piece.first), piece.payload_bytes},
+                                  sums.subspan(at * kGranule), weights.subspan(at));
+            gaussian = gaussian && cut.bits >= codec::kMeasuredBits && !codec::far_from_gaussian(piece.head);
+            const float stated = codec::stated_weight(piece.head);
+            const double square = double{piece.head.sigma} * piece.head.sigma;
+            // C = w·z + n with n orthogonal to z; of Gaussian blocks w = 1 - D and |C|² = w·|z|².
+            const auto noise = [&](int bits) {
+                const double distortion = codec::kDistortion[static_cast<std::size_t>(bits)];
+                return distortion * (1 - distortion) * square;
+            };
+            const double whole = noise(piece.head.planes), less = noise(cut.bits),
+                         more = noise(std::min(cut.bits + 1, codec::kMaxPlanes));
+            for (std::uint32_t g = 0; g < piece.head.granules; ++g) {
+                const double weight = cut.weight_of(g);
+                if (weight == 0) continue;
+                accounts[at + g] += {1, weight, g < cut.longer ? more : less, stated, whole};
+                squares += square, came += 1, coded += 1, planes += piece.head.planes;
+            }
+        }
+    }
+    if (came == 0) return gaussian;
+    const double contribution = kGranule * squares / came;
+    energies_.contributed += contribution * granules;
+    energies_.planes += contribution * granules * (coded > 0 ? planes / coded : 0);
+    for (const Account& account : accounts) {
+        if (account.weight == 0) {  // EMPTY: what is missing is in void_mean
+            energies_.sampled += contribution / layout_.ranks;
+            continue;
+        }
+        const double stated =
+            kGranule * account.stated_noise / (account.stated_weight * account.stated_weight);
+        const double whole = account.weight * account.weight;
+        energies_.sampled += contribution / account.count;
+        energies_.quantized += stated;
+        energies_.trimmed += kGranule * account.noise / whole - stated;
+    }
+    return gaussian;
+}
+
+void PlanesReduction::note_mean(const codec::BlockSpan& block, std::span<const float> mean,
+                                std::uint32_t present) {
+    if (present == 0) {
+        energies_.void_coords += block.length;
+        return;
+    }
+    const double energy = means_[block.index] = codec::sum_of_squares(mean);
+    energies_.mean += energy;
+    energies_.coords += block.length;
+    energies_.void_mean += energy * (block.length / kGranule - present) / present;
+}
+
+// The packets of a stripe without the granules that nobody delivered, and all of it as runs, in the order of sending.
+std::vector<codec::PacketRun> PlanesReduction::cut_at_gaps(const codec::Stripe& stripe,
+                                                           std::vector<Run>& runs) {
+    std::vector<codec::PacketRun> packets;
+    const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
+    if (!present_.any(first, last)) {
+        runs.push_back({first, last, true});
+        return packets;
+    }
+    for (const codec::PacketRun& whole : stripe.packets)
+        for (std::uint32_t at = whole.first, end; at < whole.last; at = end) {
+            end = present_.run_end(at, whole.last);
+            runs.push_back({at, end, !present_.test(at)});
+            if (!present_.test(at)) continue;
+            packets.push_back({at, end, whole.block});
+            lengths_[at] = static_cast<std::uint16_t>(end - at);
+        }
+    return packets;
+}
+
+codec::PlanesHead PlanesReduction::head_at(std::uint32_t granule) const {
+    codec::PlanesHead head = heads_[blocks_.of(granule * kGranule).index];
+    head.granules = lengths_[granule];
+    return head;
+}
+
+// Rule 6: the owner decodes what it sends, as everybody does.
+void PlanesReduction::apply(const codec::BlockSpan& block, float* bucket_shard) const {
+    const auto z = grown(context_.scratch.own, block.length);
+    const std::uint32_t begin = block.first_granule(), last = block.last_granule();
+    codec::BlockSum sum;
+    for (std::uint32_t g = begin, end; g < last; g = end) {
+        const auto place = z.subspan((g - begin) * kGranule);
+        if (present_.test(g)) {
+            const codec::PlanesHead head = head_at(g);
+            end = g + head.granules;
+            sum.add(head, {mean_slot(g), head.payload_bytes()}, place);
+        } else {
+            end = present_.run_end(g, last);
+            std::fill_n(place.begin(), (end - g) * kGranule, 0.0f);
+        }
+    }
+    const std::uint32_t length = std::min(block.length, layout_.length(shard_) - block.begin);
+    sum.rotate_back_bounded(z, {bucket_shard + block.begin, length}, keys_.of(block));
+}
+
+std::uint32_t PlanesReduction::packet(Destination, const Run& run, Outgoing& out) const {
+    const codec::PlanesHead head = head_at(run.first);
+    codec::put_run(head, run.first, layout_.length(shard_), out.header);
+    out.payload = {mean_slot(run.first), head.payload_bytes()};
+    return head.granules;
+}
+
+void PlanesReduction::take_over(std::span<const Run>, float* bucket_shard) const {
+    const codec::SendOrder order = send_order(coding_);
+    for (std::uint32_t k = 0; k < order.stripes(); ++k)
+        if (open_[k] == 0)
+            for (const codec::BlockSpan& block : order.stripe(k).blocks) apply(block, bucket_shard);
+}
+
+void PlanesReduction::compact(Block smaller) {
+    std::copy_n(mean_, mean_floats() * sizeof(float), bytes(smaller));
+    memory_ = std::move(smaller);
+    mean_ = bytes(memory_);
+    pieces_ = {};
+}
+
+}  // namespace tailcut

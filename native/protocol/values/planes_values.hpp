@@ -1,0 +1,163 @@
+// The embedded codec in an op (docs/codec.md): stripes are rotated and encoded as they are sent; the owner averages in
+// the rotated domain and encodes the mean once; everybody, the owner included, decodes it and rotates back once.
+#pragma once
+
+#include "codec/block_sum.hpp"
+#include "codec/stripe.hpp"
+#include "protocol/values/values.hpp"
+
+namespace tailcut {
+
+// A step is a packet, in the order of sending.
+class PlanesContributions final : public Contributions {
+public:
+    PlanesContributions(const OpContext& context, Seq seq, const Layout& layout, const Coding& coding,
+                        std::span<const float> bucket);
+
+    std::uint32_t steps(Rank shard) const override { return steps_[shard]; }
+    bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
+    void retract(const Outgoing& out) override;
+    std::uint32_t first_unseen(Rank shard, std::uint32_t sent) const override;
+
+private:
+    struct EncodedStripe;
+    std::shared_ptr<const EncodedStripe> encode(Rank shard, std::uint32_t index, const GranuleSet& answered);
+
+    const OpContext& context_;
+    const Seq seq_;
+    const Layout layout_;
+    const Coding coding_;
+    const std::span<const float> bucket_;
+    std::vector<codec::SendOrder> orders_;                       // by shard
+    std::vector<std::uint32_t> steps_;                           // by shard
+    std::vector<std::shared_ptr<const EncodedStripe>> encoded_;  // by shard: the stripe being sent
+};
+
+// A stripe becomes final as a whole: the scale of a block's mean needs all of the block.
+class PlanesReduction : public Reduction {
+public:
+    // `memory`: slots for the packets of each peer's contribution, then for those of the mean.
+    PlanesReduction(const OpContext& context, Seq seq, const Layout& layout, const Coding& gather,
+                    Block memory);
+    static std::size_t mean_floats(const Layout& layout) {
+        return layout.shard_stride() / kGranule * codec::kSlotFloats;
+    }
+    static std::size_t floats(const Layout& layout) { return layout.ranks * mean_floats(layout); }
+
+    void enter(float* bucket_shard, const Coding& gather) override {
+        bucket_shard_ = bucket_shard;
+        coding_ = gather;
+    }
+    void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+               std::span<const std::byte> payload) override;
+    void save() override {}
+    bool reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                std::vector<Run>& runs) override;
+    std::uint32_t packet(Destination to, const Run& run, Outgoing& out) const override;
+    void take_over(std::span<const Run> runs, float* bucket_shard) const override;
+    void hand_back(bool) override { bucket_shard_ = nullptr; }
+
+    std::size_t mean_floats() const override { return mean_floats(layout_); }
+    void compact(Block smaller) override;
+    bool compacted() const override { return mean_ == bytes(memory_); }
+    bool pooled() const override { return memory_.pooled(); }
+    void leave_pool() override { memory_.leave_pool(); }
+
+protected:
+    codec::SendOrder send_order(const Coding& coding) const;
+    codec::RotatedStripe own_stripe(const codec::Stripe& stripe,
+                                    const std::vector<GranuleSet>& arrived) const;
+    // Adds to sums and, by granule, to weights. Returns whether the sum is as good as Gaussian.
+    bool accumulate_block(const codec::BlockSpan& block, std::span<float> sums, std::span<float> weights,
+                          const codec::RotatedStripe& own, std::size_t index,
+                          const std::vector<GranuleSet>& arrived);
+    void note_mean(const codec::BlockSpan& block, std::span<const float> mean, std::uint32_t present);
+    // Of a mean of which present_ says what there is: codes it and writes it to the bucket.
+    void encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean, int planes,
+                std::vector<Run>& runs);
+
+    const OpContext& context_;
+    const Layout layout_;
+    const Rank shard_;
+    const codec::BlockKeys keys_;
+    const codec::Blocks blocks_;
+    Coding coding_;
+    std::vector<std::uint32_t> open_;  // by stripe: granules that are not closed yet
+    GranuleSet present_;               // granules with a mean
+
+private:
+    // A packet of a contribution, in its rank's slots.
+    struct Piece {
+        std::uint32_t first;  // granule of the shard
+        std::uint32_t payload_bytes;
+        codec::PlanesHead head;
+        std::uint32_t next;  // of the same rank and block; kNone: the last
+    };
+    // What is known of one granule's contributions: how many they are, and sums of w and of their errors' squares, as they
+    // came and as they were sent.
+    struct Account {
+        double count = 0, weight = 0, noise = 0, stated_weight = 0, stated_noise = 0;
+
+        void operator+=(const Account& other) {
+            count += other.count, weight += other.weight, noise += other.noise;
+            stated_weight += other.stated_weight, stated_noise += other.stated_noise;
+        }
+    };
+    static constexpr std::uint32_t kNone = 0xFFFFFFFF;
+    static std::byte* bytes(const Block& block) { return reinterpret_cast<std::byte*>(block.data()); }
+
+    std::byte* slot(Rank rank, std::uint32_t granule) const;
+    std::byte* mean_slot(std::uint32_t granule) const { return mean_ + granule * codec::kSlotBytes; }
+    bool reduce_stripe(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,
+                       std::vector<Run>& runs);
+    codec::Scale reduce_block(const codec::BlockSpan& block, std::span<float> sums,
+                              const codec::RotatedStripe& own, std::size_t index,
+                              const std::vector<GranuleSet>& arrived);
+    std::vector<codec::PacketRun> cut_at_gaps(const codec::Stripe& stripe, std::vector<Run>& runs);
+    codec::PlanesHead head_at(std::uint32_t granule) const;
+    void apply(const codec::BlockSpan& block, float* bucket_shard) const;
+
+    Block memory_;
+    std::byte* mean_;
+    float* bucket_shard_ = nullptr;
+    std::vector<Piece> pieces_;
+    std::vector<std::uint32_t> newest_;     // by block and rank: its last piece
+    std::vector<codec::PlanesHead> heads_;  // by block: of the mean's packets
+    std::vector<double> means_;             // by block: the mean's energy
+    std::vector<std::uint16_t> lengths_;    // by granule: those of the mean's packet that begins there
+};
+
+// Packets are decoded to their place; a block is rotated back when all of it is answered, or at the end.
+class PlanesMeans final : public Means {
+public:
+    // `memory`: the bucket, until there is one.
+    PlanesMeans(const OpContext& context, Seq seq, const Layout& layout, Block memory);
+
+    void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+               std::span<const std::byte> payload) override;
+    void note_answers(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
+                      const GranuleSet& held) override;
+    void enter(std::span<float> bucket, const std::vector<GranuleSet>& held) override;
+    void end(Rank own_shard, const std::vector<GranuleSet>& held) override;
+
+private:
+    struct Incoming {
+        codec::BlockSum sum;
+        bool done = false;
+    };
+    std::span<float> rotated(Rank shard, const codec::BlockSpan& block);
+    std::span<float> result(Rank shard, const codec::BlockSpan& block) const;
+    void complete(Rank shard, const codec::BlockSpan& block, const GranuleSet& held);
+    template <typename Visit>
+    void each_block(Rank shard, std::uint32_t first, std::uint32_t last, Visit visit);
+
+    const Shape shape_;
+    const Seq seq_;
+    const Layout layout_;
+    Block memory_;
+    float* base_;
+    std::vector<std::vector<Incoming>> blocks_;  // by shard
+    std::vector<float> ragged_;                  // the bucket's last block, if it is longer than the bucket
+};
+
+}  // namespace tailcut

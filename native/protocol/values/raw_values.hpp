@@ -1,0 +1,133 @@
+// fp32 as it is: packets point into the bucket, runs become final granule by granule.
+#pragma once
+
+#include "codec/raw.hpp"
+#include "protocol/values/values.hpp"
+
+namespace tailcut {
+
+class RawContributions : public Contributions {
+public:
+    RawContributions(const OpContext& context, Seq seq, const Layout& layout, const Coding&,
+                     std::span<const float> bucket)
+        : context_(context), seq_(seq), layout_(layout), bucket_(bucket) {}
+
+    std::uint32_t steps(Rank shard) const override { return layout_.granules(shard); }
+    bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
+    void retract(const Outgoing&) override {}
+    std::uint32_t first_unseen(Rank, std::uint32_t sent) const override { return sent; }
+
+protected:
+    // The end of a packet that begins with granule `first`.
+    std::uint32_t packet_end(Rank shard, std::uint32_t first) const;
+    // The packet of granules [first, last), unless the owner has answered.
+    bool put_run(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
+                 Outgoing& out) const;
+    virtual void put_values(std::uint64_t at, std::uint32_t coords, Outgoing& out) const;
+
+    const OpContext& context_;
+    const Seq seq_;
+    const Layout layout_;
+
+private:
+    const std::span<const float> bucket_;
+};
+
+class RawReduction : public Reduction {
+public:
+    // `memory` holds one stride per rank: the peers' contributions, then the mean. Without it all runs are empty.
+    RawReduction(const OpContext& context, Seq seq, const Layout& layout, const Coding& gather, Block memory);
+    static std::size_t floats(const Layout& layout) { return layout.shard_stride() * layout.ranks; }
+
+    void enter(float* bucket_shard, const Coding&) override { bucket_shard_ = bucket_shard; }
+    void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+               std::span<const std::byte> payload) override;
+    void save() override;
+    bool reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                std::vector<Run>& runs) override;
+    std::uint32_t packet(Destination to, const Run& run, Outgoing& out) const override;
+    void take_over(std::span<const Run> runs, float* bucket_shard) const override;
+    void hand_back(bool needed) override;
+
+    std::size_t mean_floats() const override { return layout_.shard_stride(); }
+    void compact(Block smaller) override;
+    bool compacted() const override { return mean_ == memory_.data(); }
+    bool pooled() const override { return memory_.pooled(); }
+    void leave_pool() override { memory_.leave_pool(); }
+
+protected:
+    // The contributions to the first granules of [first, last), in rank order, are in sources_; returns what they weigh
+    // together. `last` becomes the end of the run that has the same ones.
+    float find_sources(const std::vector<GranuleSet>& arrived, std::uint32_t first, std::uint32_t& last);
+    // reduce(), with find(arrived, first, last) in place of find_sources().
+    template <typename Find>
+    bool reduce_runs(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                     std::vector<Run>& runs, Find find);
+    // The mean of [first, last) is nobody's.
+    void put_empty(std::uint32_t first, std::uint32_t last, std::vector<Run>& runs);
+    float* result() const { return bucket_shard_ ? bucket_shard_ : mean_; }
+
+    const OpContext& context_;
+    const Layout layout_;
+    const Rank shard_;
+    const std::uint32_t granules_;
+    std::vector<const float*> sources_;  // scratch
+
+private:
+    // A contribution in the receive buffer. What is reduced at once need not be copied.
+    struct Offer {
+        Rank from = 0;
+        std::uint32_t first = 0, last = 0;
+        std::span<const std::byte> payload;
+    };
+    float* slot(Rank rank) const;
+    const float* source(Rank rank, std::uint32_t granule) const;
+
+    Block memory_;
+    float* mean_;
+    float* bucket_shard_ = nullptr;
+    Offer offer_;
+};
+
+template <typename Find>
+bool RawReduction::reduce_runs(std::uint32_t first, std::uint32_t last,
+                               const std::vector<GranuleSet>& arrived, std::vector<Run>& runs, Find find) {
+    bool non_finite = false;
+    for (std::uint32_t end; first < last; first = end) {
+        end = last;
+        if (offer_.first < offer_.last && first < offer_.first) end = std::min(end, offer_.first);
+        if (first < offer_.last) end = std::min(end, offer_.last);
+        const float weight = find(arrived, first, end);
+        const std::uint32_t coords = layout_.coords(shard_, first, end);
+        if (weight > 0 && coords > 0) {
+            non_finite |= codec::mean_in_order(sources_, weight, coords, result() + first * kGranule);
+            energies_ += nominal_energies(coords, sources_.size(), layout_.ranks);
+            runs.push_back({first, end, false});
+        } else {
+            energies_ += nominal_energies(coords, 0, layout_.ranks);
+            put_empty(first, end, runs);
+        }
+        if (first == offer_.first && end == offer_.last) offer_ = {};  // used up: nothing to save
+    }
+    return non_finite;
+}
+
+class RawMeans : public Means {
+public:
+    // `memory`: the bucket, until there is one.
+    RawMeans(const OpContext&, Seq, const Layout& layout, Block memory)
+        : layout_(layout), memory_(std::move(memory)), base_(memory_.data()) {}
+
+    void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+               std::span<const std::byte> payload) override;
+    void note_answers(Rank, std::uint32_t, std::uint32_t, const GranuleSet&, const GranuleSet&) override {}
+    void enter(std::span<float> bucket, const std::vector<GranuleSet>& held) override;
+    void end(Rank own_shard, const std::vector<GranuleSet>& held) override;
+
+private:
+    const Layout layout_;
+    Block memory_;
+    float* base_;
+};
+
+}  // namespace tailcut
