@@ -11,8 +11,6 @@ namespace {
 
 constexpr std::uint32_t kMaxRunGranules = 0xFFFF / kGranule;  // Header::count is 16 bits
 
-std::uint32_t granules_of(std::uint32_t coords) { return (coords + kGranule - 1) / kGranule; }
-
 }  // namespace
 
 Op::Op(const OpContext& context, Seq seq, std::uint32_t bucket_len, const Coding& gather)
@@ -22,23 +20,13 @@ Op::Op(const OpContext& context, Seq seq, std::uint32_t bucket_len, const Coding
       layout_{bucket_len, shape_.ranks},
       gather_(gather),
       sent_(shape_.ranks),
-      steps_(shape_.ranks),
-      gather_last_at_(shape_.ranks, -1),
-      last_parts_(shape_.ranks) {
+      steps_(shape_.ranks) {
     for (Rank shard = 0; shard < shape_.ranks; ++shard) total_granules_ += layout_.granules(shard);
 }
 
 void Op::own(Block memory) {
     owned_.emplace(context_, layout_.granules(own_shard()),
                    context_.values.reduction(context_, seq_, layout_, gather_, std::move(memory)));
-}
-
-void Op::hold(Block memory) {
-    means_ = context_.values.means(context_, seq_, layout_, std::move(memory));
-    for (Rank shard = 0; shard < shape_.ranks; ++shard) {
-        answered_.emplace_back(layout_.granules(shard));
-        held_.emplace_back(layout_.granules(shard));
-    }
 }
 
 void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing) {
@@ -54,10 +42,9 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
     deadline_ = now + terms.bounds.deadline;
     key_ = terms.key;
     loss_scale_tag_ = terms.loss_scale_tag;
-    last_parts_.note(shape_.self, now);
     report_.ticket = ticket;
     if (!holds()) hold({});
-    means_->enter(bucket, held_);
+    means_->enter(now, bucket);
     contributions_ = context_.values.contributions(context_, seq_, layout_, scatter_, bucket);
     for (Rank peer = 0; peer < shape_.ranks; ++peer)
         if (peer != shape_.self) steps_[peer] = contributions_->steps(shape_.shard_of(peer, seq_));
@@ -85,24 +72,10 @@ std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
 
 std::optional<wire::Reject> Op::gather(Time now, const wire::Header& header,
                                        std::span<const std::byte> payload) {
-    const Rank shard = header.shard;
-    const bool whole = header.count == 0;
-    const std::uint32_t first = header.first / kGranule;
-    std::uint32_t last = whole ? layout_.granules(shard) : first + granules_of(header.count);
-    if (answered_[shard].any(first, last)) return wire::Reject::kDuplicate;
+    const auto reason = means_->place(now, header, payload);
+    if (reason) return reason;
     non_finite_ |= (header.flags & wire::kNonFinite) != 0;
-    gather_last_at_[header.source] = now;
-    if (header.flags & wire::kLastPart) last_parts_.note(header.source, now);
-    if (!header.empty()) {
-        report_.traffic.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
-        last = first + wire::delivered_granules(header, payload.size());
-        if (first == last) return std::nullopt;
-        means_->place(header, first, last, payload);
-        held_[shard].set(first, last);
-    }
-    answered_[shard].set(first, last);
-    answered_count_ += last - first;
-    means_->note_answers(shard, first, last, answered_[shard], held_[shard]);
+    report_.traffic.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
     return std::nullopt;
 }
 
@@ -112,14 +85,6 @@ void Op::abstain(Rank rank, Time now) {
 
 void Op::peer_left(Rank rank, Time now) {
     if (owned_) owned_->peer_left(rank, now);
-}
-
-void Op::owner_left(Rank owner) {
-    const Rank shard = shape_.shard_of(owner, seq_);
-    const std::uint32_t granules = layout_.granules(shard);
-    answered_count_ += granules - answered_[shard].count(0, granules);
-    answered_[shard].set(0, granules);
-    last_parts_.note(owner, entered_at_);
 }
 
 void Op::evict(Time now) {
@@ -136,7 +101,7 @@ void Op::reduce_more(bool non_finite) {
 
 // When the own shard was reduced and the last parts of all means had come, except those of silent owners.
 Time Op::gathered_at() const {
-    const Time last_parts = owned_->reduced() ? last_parts_.all_at(context_.roster) : kNever;
+    const Time last_parts = owned_->reduced() ? means_->last_parts_at() : kNever;
     return last_parts == kNever ? kNever : std::max(last_parts, owned_->closed_at());
 }
 
@@ -186,7 +151,7 @@ bool Op::repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out) {
         const Rank shard = shape_.shard_of(peer, seq_);
         std::uint32_t step = parcel.first;
         out.header.shard = shard;
-        if (ended_ || !contributions_->next(shard, answered_[shard], step, out)) return false;
+        if (ended_ || !contributions_->next(shard, means_->answered(shard), step, out)) return false;
     }
     if (parcel.last_part) out.header.flags |= wire::kLastPart;
     complete_header(now, peer, out);
@@ -258,7 +223,7 @@ bool Op::next_contribution(Rank peer, Outgoing& out) {
     while (unsent(peer)) {
         out.rewind = {0, sent};
         out.parcel.first = sent;
-        if (!contributions_->next(shard, answered_[shard], sent, out)) continue;
+        if (!contributions_->next(shard, means_->answered(shard), sent, out)) continue;
         if (!unsent(peer)) out.header.flags |= wire::kLastPart;
         non_finite_ |= (out.header.flags & wire::kNonFinite) != 0;
         return true;
@@ -297,93 +262,24 @@ OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool reco
     owned_->give_up();
     owned_->hand_back(awaited);
     scan_unsent();
-    means_->end(own_shard(), held_);
+    means_->end();
     report_.energies = contributions_->energies();
     contributions_.reset();
     // Rule 10: whoever checks gradients for Inf and NaN finds one, whichever packets were lost.
     if (non_finite() && !bucket_.empty()) bucket_[0] = std::numeric_limits<float>::quiet_NaN();
     if (status == Status::kBehind) {  // nothing is reduced for a rank whose parameters are old
         if (!context_.elided) std::fill(bucket_.begin(), bucket_.end(), 0.0f);
-        for (Rank shard = 0; shard < shape_.ranks; ++shard)
-            held_[shard] = GranuleSet(layout_.granules(shard));
+        means_->drop();
     }
     ended_ = true;
     // An owner whose mean we have needs no word; the others are told that we have ended.
     for (Rank peer = 0; peer < shape_.ranks; ++peer) {
         const Rank shard = shape_.shard_of(peer, seq_);
-        sent_[peer] = answered_[shard].all(0, layout_.granules(shard)) ? steps_[peer] : 0;
+        sent_[peer] = means_->has_all(shard) ? steps_[peer] : 0;
     }
     fill_report(now, status, ending);
     if (record_fates) this->record_fates(status);
     return std::move(report_);
-}
-
-void Op::fill_report(Time now, Status status, Ending ending) {
-    report_.status = status;
-    report_.seq = seq_;
-    report_.bucket_len = layout_.bucket_len;
-    report_.own_shard = own_shard();
-    report_.place = shape_.self;
-    report_.non_finite = non_finite();
-    report_.contributed = contributing_;
-    report_.entered_at = entered_at_;
-    report_.ended_at = now;
-    if (context_.codec == wire::Codec::kPlanes) {
-        report_.scatter.planes = static_cast<std::uint32_t>(scatter_.planes);
-        report_.gather.planes = static_cast<std::uint32_t>(gather_.planes);
-    }
-    report_.energies += owned_->energies();
-    report_.energies += means_->energies();
-    report_.scatter.ended_by = owned_->ending();
-    report_.scatter.began = since_entry(owned_->clock().majority_entered_at());
-    report_.scatter.ended = owned_->closed_at() - entered_at_;
-    report_.gather.ended_by = ending;
-    report_.gather.began = std::max<Duration>(0, *report_.scatter.ended);
-    report_.gather.ended = now - entered_at_;
-    fill_links();
-}
-
-void Op::fill_links() {
-    const auto missing = [&](Rank shard, const GranuleSet& set) {
-        std::uint32_t coords = 0;
-        for (std::uint32_t g = 0, last, all = layout_.granules(shard); g < all; g = last) {
-            last = set.run_end(g, all);
-            if (!set.test(g)) coords += layout_.coords(shard, g, last);
-        }
-        return coords;
-    };
-    std::uint32_t own_empty = 0;
-    for (const Run& run : owned_->runs())
-        if (run.empty) own_empty += layout_.coords(own_shard(), run.first, run.last);
-    const auto add = [](StageReport& stage, const LinkStage& link) {
-        stage.coords += link.coords, stage.missing += link.missing, stage.empty += link.empty;
-    };
-    for (Rank rank = 0; rank < shape_.ranks; ++rank) {
-        LinkReport link;
-        link.entered = since_entry(owned_->clock().entered_at(rank));
-        link.silent = context_.roster.silent(rank);
-        link.abstained = owned_->abstained(rank);
-        link.scatter.coords = layout_.length(own_shard());
-        link.scatter.missing = missing(own_shard(), owned_->delivered(rank));
-        link.scatter.last = since_entry(owned_->clock().last_at(rank));
-        const Rank shard = shape_.shard_of(rank, seq_);
-        const bool own = rank == shape_.self;
-        link.gather.coords = layout_.length(shard);
-        link.gather.missing = own ? 0 : missing(shard, answered_[shard]);
-        link.gather.empty = own ? own_empty : missing(shard, held_[shard]) - link.gather.missing;
-        link.gather.last = since_entry(gather_last_at_[rank]);
-        add(report_.scatter, link.scatter);
-        add(report_.gather, link.gather);
-        report_.links.push_back(link);
-    }
-}
-
-void Op::record_fates(Status status) {
-    for (Rank rank = 0; rank < shape_.ranks; ++rank) report_.contributions.push_back(owned_->arrived(rank));
-    report_.held = held_;
-    report_.held[own_shard()] = GranuleSet(layout_.granules(own_shard()));
-    for (const Run& run : owned_->runs())
-        if (!run.empty && status != Status::kBehind) report_.held[own_shard()].set(run.first, run.last);
 }
 
 }  // namespace tailcut

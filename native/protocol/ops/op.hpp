@@ -11,6 +11,7 @@
 #include "protocol/ops/layout.hpp"
 #include "protocol/ops/owned_shard.hpp"
 #include "protocol/ops/ownership.hpp"
+#include "protocol/ops/received_means.hpp"
 #include "protocol/ops/terms.hpp"
 #include "protocol/reports/report.hpp"
 #include "wire/header.hpp"
@@ -28,12 +29,14 @@ public:
     bool entered() const { return entered_; }
     bool ended() const { return ended_; }
     bool owns() const { return owned_.has_value(); }
-    bool holds() const { return means_ != nullptr; }
+    bool holds() const { return means_.has_value(); }
 
     // Memory comes when it is first needed: for an op not entered yet, from the pool.
     std::size_t own_floats() const { return owned_floats(context_.codec, layout_); }
-    void own(Block memory);   // own_floats(); without them the shard can only be closed EMPTY
-    void hold(Block memory);  // bucket_len floats
+    void own(Block memory);    // own_floats(); without them the shard can only be closed EMPTY
+    void hold(Block memory) {  // bucket_len floats
+        means_.emplace(context_, seq_, layout_, std::move(memory));
+    }
 
     // The local rank. Needs own(); takes what has already arrived over into the bucket.
     void enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing);
@@ -45,17 +48,20 @@ public:
                                        std::span<const std::byte> payload);
     void abstain(Rank rank, Time now);    // the rank will contribute nothing more
     void peer_left(Rank rank, Time now);  // the same, and it will not apply the mean of the own shard
-    void owner_left(Rank owner);  // after the entry: the owner will send nothing more, as if all were EMPTY
-    void evict(Time now);         // before the entry: give up the owned shard's memory, all of it is EMPTY
+    // After the entry: the owner will send nothing more, as if all were EMPTY.
+    void owner_left(Rank owner) { means_->owner_left(owner, entered_at_); }
+    void evict(Time now);  // before the entry: give up the owned shard's memory, all of it is EMPTY
 
     // What has come from a rank: of its contribution, or of its mean.
     const GranuleSet& came(wire::Stage stage, Rank from) const {
         return stage == wire::Stage::kScatter ? owned_->delivered(from)
-                                              : answered_[shape_.shard_of(from, seq_)];
+                                              : means_->answered(shape_.shard_of(from, seq_));
     }
 
     std::uint32_t own_final() const { return owned_ ? owned_->final_granules() : 0; }
-    bool complete() const { return entered_ && !ended_ && answered_count_ + own_final() == total_granules_; }
+    bool complete() const {
+        return entered_ && !ended_ && means_->answered_granules() + own_final() == total_granules_;
+    }
     // `bounds` are those of an op that the local rank has not entered.
     StageEnd close_at(const Bounds& bounds) const {
         return owned_ ? owned_->close_at(entered_ ? bounds_ : bounds) : StageEnd{};
@@ -150,13 +156,7 @@ private:
 
     std::optional<OwnedShard> owned_;
 
-    // means coming in, except for the own shard
-    std::unique_ptr<Means> means_;
-    std::vector<GranuleSet> answered_;  // by shard: granules that came, with a mean or EMPTY
-    std::vector<GranuleSet> held_;      // by shard: granules that came with a mean
-    std::uint32_t answered_count_ = 0;
-    std::vector<Time> gather_last_at_;  // by owner: the latest packet of its mean; -1: none yet
-    LastParts last_parts_;              // of the means
+    std::optional<ReceivedMeans> means_;
 
     bool non_finite_ = false;
     bool scanned_ = false;  // the whole bucket has been searched for Inf and NaN

@@ -1,0 +1,76 @@
+// What an op tells its caller when it ends.
+#include <algorithm>
+
+#include "protocol/ops/op.hpp"
+
+namespace tailcut {
+
+void Op::fill_report(Time now, Status status, Ending ending) {
+    report_.status = status;
+    report_.seq = seq_;
+    report_.bucket_len = layout_.bucket_len;
+    report_.own_shard = own_shard();
+    report_.place = shape_.self;
+    report_.non_finite = non_finite();
+    report_.contributed = contributing_;
+    report_.entered_at = entered_at_;
+    report_.ended_at = now;
+    if (context_.codec == wire::Codec::kPlanes) {
+        report_.scatter.planes = static_cast<std::uint32_t>(scatter_.planes);
+        report_.gather.planes = static_cast<std::uint32_t>(gather_.planes);
+    }
+    report_.energies += owned_->energies();
+    report_.energies += means_->energies();
+    report_.scatter.ended_by = owned_->ending();
+    report_.scatter.began = since_entry(owned_->clock().majority_entered_at());
+    report_.scatter.ended = owned_->closed_at() - entered_at_;
+    report_.gather.ended_by = ending;
+    report_.gather.began = std::max<Duration>(0, *report_.scatter.ended);
+    report_.gather.ended = now - entered_at_;
+    fill_links();
+}
+
+void Op::fill_links() {
+    const auto missing = [&](Rank shard, const GranuleSet& set) {
+        std::uint32_t coords = 0;
+        for (std::uint32_t g = 0, last, all = layout_.granules(shard); g < all; g = last) {
+            last = set.run_end(g, all);
+            if (!set.test(g)) coords += layout_.coords(shard, g, last);
+        }
+        return coords;
+    };
+    std::uint32_t own_empty = 0;
+    for (const Run& run : owned_->runs())
+        if (run.empty) own_empty += layout_.coords(own_shard(), run.first, run.last);
+    const auto add = [](StageReport& stage, const LinkStage& link) {
+        stage.coords += link.coords, stage.missing += link.missing, stage.empty += link.empty;
+    };
+    for (Rank rank = 0; rank < shape_.ranks; ++rank) {
+        LinkReport link;
+        link.entered = since_entry(owned_->clock().entered_at(rank));
+        link.silent = context_.roster.silent(rank);
+        link.abstained = owned_->abstained(rank);
+        link.scatter.coords = layout_.length(own_shard());
+        link.scatter.missing = missing(own_shard(), owned_->delivered(rank));
+        link.scatter.last = since_entry(owned_->clock().last_at(rank));
+        const Rank shard = shape_.shard_of(rank, seq_);
+        const bool own = rank == shape_.self;
+        link.gather.coords = layout_.length(shard);
+        link.gather.missing = own ? 0 : missing(shard, means_->answered(shard));
+        link.gather.empty = own ? own_empty : missing(shard, means_->held(shard)) - link.gather.missing;
+        link.gather.last = since_entry(means_->last_at(rank));
+        add(report_.scatter, link.scatter);
+        add(report_.gather, link.gather);
+        report_.links.push_back(link);
+    }
+}
+
+void Op::record_fates(Status status) {
+    for (Rank rank = 0; rank < shape_.ranks; ++rank) report_.contributions.push_back(owned_->arrived(rank));
+    report_.held = means_->held();
+    report_.held[own_shard()] = GranuleSet(layout_.granules(own_shard()));
+    for (const Run& run : owned_->runs())
+        if (!run.empty && status != Status::kBehind) report_.held[own_shard()].set(run.first, run.last);
+}
+
+}  // namespace tailcut

@@ -1,0 +1,60 @@
+#include "protocol/ops/received_means.hpp"
+
+#include <utility>
+
+namespace tailcut {
+
+ReceivedMeans::ReceivedMeans(const OpContext& context, Seq seq, const Layout& layout, Block memory)
+    : context_(context),
+      seq_(seq),
+      layout_(layout),
+      values_(context.values.means(context, seq, layout, std::move(memory))),
+      last_at_(layout.ranks, -1),
+      last_parts_(layout.ranks) {
+    for (Rank shard = 0; shard < layout.ranks; ++shard) {
+        answered_.emplace_back(layout.granules(shard));
+        held_.emplace_back(layout.granules(shard));
+    }
+}
+
+void ReceivedMeans::enter(Time now, std::span<float> bucket) {
+    last_parts_.note(context_.shape.self, now);
+    values_->enter(bucket, held_);
+}
+
+std::optional<wire::Reject> ReceivedMeans::place(Time now, const wire::Header& header,
+                                                 std::span<const std::byte> payload) {
+    const Rank shard = header.shard;
+    const std::uint32_t first = header.first / kGranule;
+    std::uint32_t last = header.count == 0 ? layout_.granules(shard)  // EMPTY: all of it
+                                           : first + (header.count + kGranule - 1) / kGranule;
+    if (answered_[shard].any(first, last)) return wire::Reject::kDuplicate;
+    last_at_[header.source] = now;
+    if (header.flags & wire::kLastPart) last_parts_.note(header.source, now);
+    if (!header.empty()) {
+        last = first + wire::delivered_granules(header, payload.size());
+        if (first == last) return std::nullopt;  // trimmed to nothing
+        values_->place(header, first, last, payload);
+        held_[shard].set(first, last);
+    }
+    answered_[shard].set(first, last);
+    answered_granules_ += last - first;
+    values_->note_answers(shard, first, last, answered_[shard], held_[shard]);
+    return std::nullopt;
+}
+
+void ReceivedMeans::owner_left(Rank owner, Time now) {
+    const Rank shard = context_.shape.shard_of(owner, seq_);
+    const std::uint32_t granules = layout_.granules(shard);
+    answered_granules_ += granules - answered_[shard].count(0, granules);
+    answered_[shard].set(0, granules);
+    last_parts_.note(owner, now);
+}
+
+void ReceivedMeans::end() { values_->end(context_.shape.shard_of(context_.shape.self, seq_), held_); }
+
+void ReceivedMeans::drop() {
+    for (Rank shard = 0; shard < layout_.ranks; ++shard) held_[shard] = GranuleSet(layout_.granules(shard));
+}
+
+}  // namespace tailcut
