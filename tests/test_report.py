@@ -111,7 +111,7 @@ def test_who_was_behind_is_told_so_and_by_how_much() -> None:
     assert got.ended_by == "deadline"
 
 
-@pytest.mark.parametrize("status", ["length_mismatch", "closed", "out_of_memory", "seq_exhausted"])
+@pytest.mark.parametrize("status", ["length_mismatch", "closed", "failed", "seq_exhausted"])
 def test_what_is_no_result_is_an_error(status: str) -> None:
     outcome = outcome_of(native(status=status, stated_lengths=[300, 200, None]), GridLayout(3), rank=1)
     assert isinstance(outcome, TailcutError)

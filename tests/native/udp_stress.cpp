@@ -1,6 +1,9 @@
 // The UDP lane under the thread and address sanitizers: several ranks in one process over 127.0.0.1, submitted
 // to, waited for, asked, closed and destroyed from several threads. Every op must be reported once, and what is
 // complete must be the exact mean. No assertion depends on how fast the machine is: only kPatience ends a wait.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -260,6 +263,28 @@ void abort_wakes_the_waiter(const Variant& variant) {
     must(wait_for(lanes[0], refused).status == Status::kClosed, "a closed lane took an op");
 }
 
+// A socket that the program has closed under its engine, and whose number is another file's now: the waiter hears why,
+// and so does who submits afterwards.
+void failure_wakes_the_waiter(const Variant& variant) {
+    Lanes lanes(variant);
+    const int number = lanes[0].descriptor();
+    std::vector<float> bucket = make_bucket(0, 10'000);
+    const Ticket ticket = lanes[0].submit(bucket, kGenerous);  // the others never enter
+    on_each(2, [&](Rank thread) {
+        if (thread == 1) {
+            const int file = ::open("/dev/null", O_RDONLY);
+            must(file >= 0 && ::dup2(file, number) == number && ::close(file) == 0, "no other file");
+        } else {
+            must(wait_for(lanes[0], ticket).status == Status::kFailed, "the op survived its engine");
+        }
+    });
+    must(!lanes[0].failure().empty(), "a failure without a cause");
+    const Ticket refused = lanes[0].submit(bucket, kGenerous);
+    must(wait_for(lanes[0], refused).status == Status::kFailed, "a failed lane took an op");
+    lanes.destroy(0);
+    must(::close(number) == 0, "a file was closed that was not the lane's");
+}
+
 // One rank leaves by goodbye: the others go on without it, at once and not at their deadlines.
 void the_others_go_on(const Variant& variant) {
     Lanes lanes(variant);
@@ -285,6 +310,7 @@ constexpr Case kCases[] = {
     {"closing lets ops end", closing_lets_ops_end},
     {"destruction is a death", destruction_is_a_death},
     {"abort wakes the waiter", abort_wakes_the_waiter},
+    {"failure wakes the waiter", failure_wakes_the_waiter},
     {"the others go on", the_others_go_on},
 };
 
