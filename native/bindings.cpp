@@ -62,6 +62,7 @@ void bind_wire(nb::module_& m) {
         .def_rw("epoch", &wire::Header::epoch)
         .def_rw("incarnation", &wire::Header::incarnation)
         .def_rw("loss_scale_tag", &wire::Header::loss_scale_tag)
+        .def_rw("stands_for", &wire::Header::stands_for)
         .def_rw("error_energy", &wire::Header::error_energy)
         .def_rw("error_op", &wire::Header::error_op)
         .def_rw("stamp_us", &wire::Header::stamp_us)

@@ -12,7 +12,7 @@ from tailcut import Scenario, _native, simulate
 from tests.oracle import rank_order_mean
 from tests.test_rules import forged, group_tag
 
-TABLE_1 = struct.Struct("<BBBBHH6sHIIIIIHHIIfHHHHB3x")
+TABLE_1 = struct.Struct("<BBBBHH6sHIIIIIHHIIfHHHHBxH")
 (MAGIC, VERSION, TYPE, CODEC, FLAGS, SOURCE, TAG, EPOCH, NUMBER, SEQ, KEY, LENGTH) = range(12)
 (FIRST, COUNT, SHARD, STAMP, ENTRY, SCALE, GAIN_FULL, GAIN_ONE, LIFE, LOSS_SCALE, INCAST) = range(12, 23)
 
@@ -23,16 +23,16 @@ def test_the_header_has_the_documented_bytes() -> None:
     header.source, header.shard, header.seq, header.bucket_len = 3, 2, 77, 1_000_000
     header.first, header.count, header.stamp_us, header.entry_us = 6400, 320, 123_456, 999
     header.key, header.epoch, header.incarnation = 0xDEADBEEF, 7, 8
-    header.loss_scale_tag, header.incast = 9, 4
+    header.loss_scale_tag, header.incast, header.stands_for = 9, 4, 0x4200
     packed = header.pack()
     assert len(packed) == TABLE_1.size == _native.HEADER_BYTES == 64
     assert TABLE_1.unpack(packed) == (
         *(0x7C, 2, 1, 0, 0x105, 3, bytes.fromhex("665544332211"), 7, 0x778899AA, 77, 0xDEADBEEF, 1_000_000),
-        *(6400, 320, 2, 123_456, 999, 0.0, 0, 0, 8, 9, 4),
+        *(6400, 320, 2, 123_456, 999, 0.0, 0, 0, 8, 9, 4, 0x4200),
     )
     parsed, reason = _native.parse_header(packed)
     assert (parsed.key, parsed.epoch, parsed.incarnation, parsed.loss_scale_tag) == (0xDEADBEEF, 7, 8, 9)
-    assert (parsed.flags, parsed.incast, reason) == (0x105, 4, "")
+    assert (parsed.flags, parsed.incast, parsed.stands_for, reason) == (0x105, 4, 0x4200, "")
 
 
 def test_feedback_has_its_own_fields_where_data_has_its_place() -> None:
@@ -64,10 +64,13 @@ def test_an_extension_and_bytes_that_must_be_zero_are_refused() -> None:
         header = _native.Header()
         header.type, header.flags = kind, 64
         assert _native.parse_header(header.pack())[1] == "type"
-    for at in (61, 62, 63):
-        packed = bytearray(_native.Header().pack())
-        packed[at] = 1
-        assert _native.parse_header(bytes(packed))[1] == "type"
+    for kind, places in {1: (61,), 2: (61, 62, 63), 3: (61, 62, 63)}.items():
+        for at in places:
+            header = _native.Header()
+            header.type = kind
+            packed = bytearray(header.pack())
+            packed[at] = 1
+            assert _native.parse_header(bytes(packed))[1] == "type"
 
 
 def test_an_error_energy_is_a_share() -> None:

@@ -11,16 +11,18 @@ namespace {
 
 constexpr std::uint64_t kTies = 0x7469657300000000;  // apart from the signs, which have the same key
 
+std::uint16_t deviation_at(const PlanesHead& head, std::span<const std::byte> payload, int bits) {
+    if (bits == 1) return head.gain_one;
+    if (bits == head.planes) return head.gain_full;
+    std::uint16_t deviation = 0;
+    if (2 * static_cast<std::size_t>(bits - 1) <= head.gain_bytes())
+        std::memcpy(&deviation, payload.data() + head.stride() + 2 * static_cast<std::size_t>(bits - 2), 2);
+    return deviation;
+}
+
 float weight(const PlanesHead& head, std::span<const std::byte> payload, int bits) {
     if (bits == 0) return 0;
-    std::uint16_t deviation = 0;
-    if (bits == 1) {
-        deviation = head.gain_one;
-    } else if (bits == head.planes) {
-        deviation = head.gain_full;
-    } else if (2 * static_cast<std::size_t>(bits - 1) <= head.gain_bytes()) {
-        std::memcpy(&deviation, payload.data() + head.stride() + 2 * static_cast<std::size_t>(bits - 2), 2);
-    }
+    const std::uint16_t deviation = deviation_at(head, payload, bits);
     const auto nominal = static_cast<float>(1 - kDistortion[static_cast<std::size_t>(bits)]);
     if (deviation == 0 || !is_finite_half(deviation)) return nominal;
     return nominal * std::clamp(1.0f + from_half(deviation), 1.0f / 64, 4096.0f);
@@ -152,10 +154,25 @@ Cut decode(const PlanesHead& head, std::span<const std::byte> payload, std::span
 }
 
 Cut accumulate(const PlanesHead& head, std::span<const std::byte> payload, std::span<float> sums,
-               std::span<float> weights) {
-    const Cut cut = decode_to(head, payload, sums.data(), true);
-    for (std::uint32_t g = 0; g < head.granules; ++g) weights[g] += cut.weight_of(g);
+               std::span<float> weights, float count) {
+    PlanesHead counted = head;
+    counted.sigma *= count;
+    const Cut cut = decode_to(counted, payload, sums.data(), true);
+    for (std::uint32_t g = 0; g < head.granules; ++g) weights[g] += count * cut.weight_of(g);
     return cut;
+}
+
+PlanesHead slice(const PlanesHead& head, std::span<const std::byte> payload, std::uint32_t first,
+                 std::uint32_t granules, int planes, std::byte* out) {
+    const PlanesHead part{granules, planes, head.sigma, head.gain_one, deviation_at(head, payload, planes)};
+    for (int p = 0; p < planes; ++p) {
+        const std::size_t plane =
+            static_cast<std::size_t>(p) * head.stride() + (p > 0 ? head.gain_bytes() : 0);
+        out = std::copy_n(payload.data() + plane + std::size_t{first} * 8, part.stride(), out);
+        if (p == 0 && part.gain_bytes() > 0)
+            out = std::copy_n(payload.data() + head.stride(), part.gain_bytes(), out);
+    }
+    return part;
 }
 
 }  // namespace tailcut::codec

@@ -74,8 +74,12 @@ float stated_weight(const PlanesHead& head);
 
 // out = c_b(q)·σ, and 0 where nothing came.
 Cut decode(const PlanesHead& head, std::span<const std::byte> payload, std::span<float> out);
-// sums += c_b(q)·σ and weights[granule] += w_b.
+// sums += count·c_b(q)·σ and weights[granule] += count·w_b: a vector that stands for so many.
 Cut accumulate(const PlanesHead& head, std::span<const std::byte> payload, std::span<float> sums,
-               std::span<float> weights);
+               std::span<float> weights, float count = 1);
+
+// `granules` of a packet, from its `first` on, with its first `planes` planes, which must have come: a packet of its own.
+PlanesHead slice(const PlanesHead& head, std::span<const std::byte> payload, std::uint32_t first,
+                 std::uint32_t granules, int planes, std::byte* out);
 
 }  // namespace tailcut::codec

@@ -36,7 +36,8 @@ enum Offset : std::size_t {
     kAtIncarnation = 56,
     kAtLossScaleTag = 58,  // / error_op
     kAtIncast = 60,
-    kAtZero = 61,  // 3 bytes
+    kAtZero = 61,
+    kAtStandsFor = 62,  // / zero, 2 bytes
 };
 
 std::uint16_t known_flags(std::uint8_t type) {
@@ -46,10 +47,9 @@ std::uint16_t known_flags(std::uint8_t type) {
            (type == static_cast<std::uint8_t>(Type::kFeedback) ? kMulticast : 0);
 }
 
-bool known_codec(std::uint8_t type, std::uint16_t flags, std::uint8_t codec, std::uint8_t planes) {
+bool known_codec(std::uint8_t type, std::uint8_t codec, std::uint8_t planes) {
     const bool data = type == static_cast<std::uint8_t>(Type::kData);
-    if (codec == static_cast<std::uint8_t>(Codec::kRaw))
-        return planes == 0 || (planes <= kMaxPlanes && data && flags & kGatherStage);
+    if (codec == static_cast<std::uint8_t>(Codec::kRaw)) return planes == 0;
     return codec == static_cast<std::uint8_t>(Codec::kPlanes) && planes >= 1 && planes <= kMaxPlanes && data;
 }
 
@@ -119,6 +119,7 @@ HeaderBytes pack(const Header& header) {
         put(bytes, kAtGainFull, header.gain_full);
         put(bytes, kAtGainOne, header.gain_one);
         put(bytes, kAtLossScaleTag, header.loss_scale_tag);
+        put(bytes, kAtStandsFor, header.stands_for);
     } else {
         put(bytes, kAtKey, header.error_energy);
         put(bytes, kAtBucketLen, header.arrival_us);
@@ -152,7 +153,7 @@ Parsed parse(std::span<const std::byte> datagram) {
     };
     take(header.flags, kAtFlags);
     if (type < static_cast<std::uint8_t>(Type::kData) || type > static_cast<std::uint8_t>(Type::kGoodbye) ||
-        (header.flags & ~known_flags(type)) || !known_codec(type, header.flags, codec >> 5, codec & 31))
+        (header.flags & ~known_flags(type)) || !known_codec(type, codec >> 5, codec & 31))
         return refuse(Reject::kType);
     header.type = static_cast<Type>(type);
     header.codec = static_cast<Codec>(codec >> 5);
@@ -167,7 +168,7 @@ Parsed parse(std::span<const std::byte> datagram) {
     take(header.incarnation, kAtIncarnation);
     take(header.incast, kAtIncast);
     // What a later version may put there must not be taken for this one.
-    for (std::size_t at = kAtZero; at < kHeaderBytes; ++at)
+    for (std::size_t at = kAtZero; at < (header.type == Type::kData ? kAtStandsFor : kHeaderBytes); ++at)
         if (datagram[at] != std::byte{0}) return refuse(Reject::kType);
     if (header.type == Type::kData) {
         take(header.key, kAtKey);
@@ -180,6 +181,7 @@ Parsed parse(std::span<const std::byte> datagram) {
         take(header.gain_full, kAtGainFull);
         take(header.gain_one, kAtGainOne);
         take(header.loss_scale_tag, kAtLossScaleTag);
+        take(header.stands_for, kAtStandsFor);
         const bool gather = header.stage() == Stage::kGather;
         if (!sound_scale(header) || (!gather && header.flags & (kMulticast | kVerdict)))
             return refuse(Reject::kShape);

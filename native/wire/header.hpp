@@ -79,13 +79,14 @@ struct Header {
     std::uint32_t first = 0;       // first coordinate of the run, within its shard
     std::uint16_t count = 0;       // coordinates in the run; 0 with kEmpty: the whole shard
     Codec codec = Codec::kRaw;
-    std::uint8_t planes = 0;               // bits per coordinate; raw: see Table 1
+    std::uint8_t planes = 0;               // bits per coordinate; raw: 0
     std::uint32_t entry_us = kNotEntered;  // age of the source's entry into the op when this was sent
-    // planes: σ of the block; NaN, with kNonFinite: it holds an Inf or a NaN. raw: see Table 1
+    // planes: σ of the block; NaN, with kNonFinite: it holds an Inf or a NaN. raw: 0
     float scale = 0;
     std::uint16_t gain_full =
         0;  // planes: measured gain at the sent planes, fp16, as codec/gains.hpp defines it
-    std::uint16_t gain_one = 0;  // the same at one plane; 0: not measured, and no table follows plane 1
+    std::uint16_t gain_one = 0;    // the same at one plane; 0: not measured, and no table follows plane 1
+    std::uint16_t stands_for = 0;  // in the columns of a grid: so many contributions, fp16
 
     // FEEDBACK, GOODBYE
     // Of the latest datagram received from the destination: its stamp (0: none came), when it came by the source's clock,

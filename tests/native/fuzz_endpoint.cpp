@@ -101,7 +101,8 @@ class Host {
 public:
     Host(const Settings& settings, const std::vector<PeerSettings>& peers, bool column)
         : endpoint(settings, peers,
-                   column ? make_column_values(column_ops_, false) : make_values(settings.codec, false)),
+                   column ? make_column_values(column_ops_, settings.codec, false)
+                          : make_values(settings.codec, false)),
           settings_(settings),
           peers_(peers),
           column_(column),
@@ -119,10 +120,6 @@ public:
     }
     std::size_t submitted_bytes() const { return submitted_bytes_; }
 
-private:
-    ColumnOps column_ops_;  // before the endpoint, which looks into it
-
-public:
     Endpoint endpoint;
 
 private:
@@ -133,7 +130,8 @@ private:
 
     const Settings settings_;
     const std::vector<PeerSettings> peers_;
-    const bool column_;  // of a grid: contributions have weights
+    const bool column_;     // of a grid: contributions stand for several
+    ColumnOps column_ops_;  // what is in the endpoint's memory goes before it
     std::map<Ticket, Bucket> buckets_;
     std::size_t submitted_bytes_ = 0;
     std::vector<std::uint32_t> stamps_;                      // by peer, then of multicast: the last one sent
@@ -150,9 +148,10 @@ void Host::submit(Time now, std::uint32_t length, const Terms& terms) {
     submitted_bytes_ += 2 * bucket.bytes() + 4096;  // with its final copy, and the tables of its op
     const Seq seq = endpoint.next_seq();
     if (column_) {
-        auto& weights = column_ops_.weights[seq] = {};
+        RowSum& sum = column_ops_[seq].sum = {};
         for (std::uint32_t g = 0; g < length / kGranule; ++g)
-            weights.push_back(static_cast<float>(g / 2 % 3));
+            sum.counts.push_back(static_cast<float>(g / 2 % 3));
+        sum.gaussian.assign(codec::Blocks(length).count(), seq % 2 == 0);
     }
     endpoint.submit(now, ticket, bucket.values(), terms);
     take_reports();
@@ -165,6 +164,9 @@ void Host::note_entry(Ticket newest, std::uint32_t length) {
     std::size_t floats = owned_floats(settings_.codec, layout) + 16;
     if (settings_.codec == wire::Codec::kPlanes)  // and what is encoded of each contribution
         floats += layout.ranks * (layout.shard_stride() / kGranule * codec::kSlotFloats + 16);
+    if (column_ &&
+        settings_.codec == wire::Codec::kPlanes)  // and the mean, as it was coded or in pool memory
+        floats += std::max<std::size_t>(length, length / kGranule * codec::kSlotFloats) + 16;
     in_flight_.emplace_back(newest, floats);
     in_flight_floats_ += in_flight_.back().second;
     in_flight_peak_ = std::max(in_flight_peak_, in_flight_floats_);  // before the older ones leave
@@ -217,6 +219,7 @@ void Host::take_reports() {
         const auto found = buckets_.find(report.ticket);
         MUST(found != buckets_.end());
         found->second.report();
+        column_ops_.erase(report.seq);
         MUST(report.ended_at >= report.entered_at);
     }
     endpoint.reports().clear();
@@ -354,7 +357,7 @@ Group::Group(Script& script) : script_(script) {
     settings.codec = codec_;
     settings.terms = terms_;
     settings.resend = limits % 4 != 3;
-    const bool column = codec_ == wire::Codec::kRaw && limits % 8 == 5;
+    const bool column = limits % 8 == 5;
     if (limits >= 192) first_seq_ = 0xFFFFFFFF - script.below(8);  // rule 12: the end of the numbers
     settings.first_seq = first_seq_;
     const codec::PacketLimits packets{(1 + limits / 64 % 3) * 256, limits % 2 ? 16u : 0};

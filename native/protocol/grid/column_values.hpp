@@ -1,38 +1,44 @@
-// How values travel in a column of a grid: contributions are sums with weights, and the mean is Σ sums / Σ weights.
+// How values travel in a column of a grid: a contribution stands for those of a row, and the mean is over all of them.
 #pragma once
 
-#include <cstdint>
-#include <map>
 #include <memory>
-#include <span>
-#include <vector>
 
+#include "protocol/grid/column_ops.hpp"
 #include "protocol/values/values.hpp"
 
 namespace tailcut {
 
-// What the values of a column's ops share with the grid, by op.
-struct ColumnOps {
-    std::map<Seq, std::vector<float>>
-        weights;  // of the own sums, by granule of the bucket: from before the entry on
-    std::map<Seq, std::vector<std::uint8_t>>
-        planes;  // by shard: with which rows send its mean on; 0: not known
+// An op is in `ops` from before its entry until it has ended.
+std::unique_ptr<Values> make_column_values(ColumnOps& ops, wire::Codec codec, bool elided);
 
-    void note_planes(Seq seq, Rank shard, int number) {
-        const auto op = planes.find(seq);
-        if (op != planes.end()) op->second[shard] = static_cast<std::uint8_t>(number);
+// As ValuesOf, of what looks at `ops`.
+template <typename ItsContributions, typename ItsReduction, typename ItsMeans>
+class ColumnValuesOf final : public Values {
+public:
+    explicit ColumnValuesOf(ColumnOps& ops) : ops_(ops) {}
+
+    std::unique_ptr<Contributions> contributions(const OpContext& context, Seq seq, const Layout& layout,
+                                                 const Coding& coding,
+                                                 std::span<const float> bucket) override {
+        return std::make_unique<ItsContributions>(ops_, context, seq, layout, coding, bucket);
     }
-    std::uint8_t planes_of(Seq seq, Rank shard) const {
-        const auto op = planes.find(seq);
-        return op != planes.end() ? op->second[shard] : std::uint8_t{0};
+    std::unique_ptr<Reduction> reduction(const OpContext& context, Seq seq, const Layout& layout,
+                                         const Coding& gather, Block memory) override {
+        return std::make_unique<ItsReduction>(ops_, context, seq, layout, gather, std::move(memory));
     }
-    void end(Seq seq) {  // ops need not end in order
-        weights.erase(seq);
-        planes.erase(seq);
-        planes.erase(planes.begin(), planes.lower_bound(weights.empty() ? seq : weights.begin()->first));
+    std::unique_ptr<Means> means(const OpContext& context, Seq seq, const Layout& layout,
+                                 Block memory) override {
+        return std::make_unique<ItsMeans>(ops_, context, seq, layout, std::move(memory));
     }
+
+private:
+    ColumnOps& ops_;
 };
 
-std::unique_ptr<Values> make_column_values(ColumnOps& ops, bool elided);
+// The end of the run, from `first`, of equal counts.
+inline std::uint32_t run_end(const float* counts, std::uint32_t first, std::uint32_t last) {
+    const auto other = [&](float count) { return count != counts[first]; };
+    return static_cast<std::uint32_t>(std::find_if(counts + first, counts + last, other) - counts);
+}
 
 }  // namespace tailcut

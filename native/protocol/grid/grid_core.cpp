@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "codec/centroids.hpp"
+
 namespace tailcut {
 namespace {
 
@@ -35,8 +37,7 @@ Settings column_of(Settings settings) {
     settings.shape.self /= length;
     settings.shape.ranks = settings.rows;
     settings.pool_bytes /= kColumnPoolShare;
-    settings.codec = wire::Codec::kRaw;  // sums are few bytes: they travel as they are
-    settings.record_fates = true;        // the row must know what came
+    settings.record_fates = true;  // the row must know what came
     return settings;
 }
 
@@ -58,6 +59,44 @@ std::vector<PeerSettings> peers_in_column(const Settings& settings, const std::v
     return column;
 }
 
+// With how many planes sums travel: the fewest that add less than a tenth to the error of the row's own coding, which is that
+// of all contributions but the owner's, and that of the mean. Of the column's sums the owner's is not coded either.
+int planes_of_sums(const Terms& terms, Rank row_length, Rank rows) {
+    const double row = codec::nominal_noise(terms.scatter.planes) * (row_length - 1) / row_length +
+                       codec::nominal_noise(terms.gather.planes);
+    int planes = 1;
+    while (planes < codec::kMaxPlanes && codec::nominal_noise(planes) * (rows - 1) / rows > row / 10)
+        ++planes;
+    return planes;
+}
+
+// What the column's report says that there is.
+RowMean row_mean(const OpReport& report, const ColumnOp& op) {
+    const auto granules = static_cast<std::uint32_t>(op.sum.counts.size());
+    RowMean mean{GranuleSet(granules), op.sum.values(), &op.mean};
+    const Layout layout{report.bucket_len, static_cast<Rank>(report.held.size())};
+    for (Rank shard = 0; shard < report.held.size() && layout.length(shard) > 0; ++shard) {
+        const auto begin = static_cast<std::uint32_t>(layout.begin(shard) / kGranule);
+        for (std::uint32_t g = 0, end, all = layout.granules(shard); g < all; g = end) {
+            end = report.held[shard].run_end(g, all);
+            if (report.held[shard].test(g)) mean.held.set(begin + g, begin + end);
+        }
+    }
+    if (report.scatter.planes == 0) return mean;
+    // This rank's part of the shard is taken for all of it. If there is nothing of it, blocks are taken for Gaussian.
+    const Energies& e = report.energies;
+    const double measured = e.sent_nominal > 0 ? e.sent_noise / e.sent_nominal : 1;
+    mean.sums_noise = codec::nominal_noise(report.scatter.planes) * (layout.ranks - 1) / layout.ranks;
+    mean.mean_noise = codec::nominal_noise(report.gather.planes);
+    if (e.mean > 0) {
+        mean.sums_noise = e.quantized * measured / e.mean;
+        mean.mean_noise = e.mean_quantized / e.mean;
+        mean.trimmed = e.trimmed / e.mean;
+    }
+    if (e.received > 0) mean.trimmed += e.received_trimmed / e.received;
+    return mean;
+}
+
 }  // namespace
 
 GridCore::GridCore(const Settings& settings, const std::vector<PeerSettings>& peers)
@@ -69,7 +108,7 @@ GridCore::GridCore(const Settings& settings, const std::vector<PeerSettings>& pe
       row_(row_of(settings), peers_in_row(settings, peers), make_row_values(settings.codec, settings.elided),
            this),
       column_(column_of(settings), peers_in_column(settings, peers),
-              make_column_values(column_ops_, settings.elided)) {
+              make_column_values(column_ops_, settings.codec, settings.elided)) {
     column_.expect(column_terms(terms_.bounds.scatter));
 }
 
@@ -153,9 +192,11 @@ void GridCore::advance(Time now) {
 void GridCore::on_close(Op& op, Time due) {
     auto sum = dynamic_cast<RowReduction&>(op.reduction()).take_sum();
     if (!sum) return;
-    // Rule 10: it must reach the column, whatever was lost of the values.
-    if (op.non_finite() && !elided_) sum->values()[0] = std::numeric_limits<float>::quiet_NaN();
-    closed_.push_back({op.seq(), op.layout().bucket_len, std::move(*sum), due});
+    if (op.non_finite() && !elided_) {  // rule 10: it must reach the column, whatever was lost of the values
+        sum->values()[0] = std::numeric_limits<float>::quiet_NaN();
+        if (sum->counts[0] == 0) sum->counts[0] = 1;
+    }
+    closed_.emplace_back(op.seq(), ColumnOp{op.layout().bucket_len, std::move(*sum), due, {}});
 }
 
 // Carry what either has ready to the other, until neither has anything.
@@ -178,27 +219,27 @@ void GridCore::catch_up(Time now) {
 }
 
 void GridCore::take_sums(Time now) {
-    for (Sum& sum : std::exchange(closed_, {}))
-        if (!waiting_.try_emplace(sum.seq, std::move(sum)).second)
-            put_mean(now, sum, nullptr);  // of several lengths of one op, the column takes the first
+    for (auto& [seq, op] : std::exchange(closed_, {}))
+        if (!waiting_.try_emplace(seq, std::move(op)).second)
+            put_mean(now, seq, op, nullptr,
+                     false);  // of several lengths of one op, the column takes the first
     while (!waiting_.empty()) {
         const Seq seq = waiting_.begin()->first;
         if (seq > column_.ops().next_seq()) {
             if (row_.ops().will_close(column_.ops().next_seq())) break;
             column_.skip_to(seq);  // the row has jumped
         }
-        enter_column(now, std::move(waiting_.extract(waiting_.begin()).mapped()));
+        enter_column(now, seq, std::move(waiting_.extract(waiting_.begin()).mapped()));
     }
     close_column();
 }
 
-void GridCore::enter_column(Time now, Sum sum) {
-    const Seq seq = sum.seq;
-    if (seq < column_.ops().next_seq()) return put_mean(now, sum, nullptr);  // the column is far ahead
-    column_.resynced();  // who contributes is the row's business
-    column_ops_.weights.insert_or_assign(seq, sum.values.weights);
-    const Sum& kept = entered_.insert_or_assign(Ticket{seq}, std::move(sum)).first->second;
-    column_.submit(now, seq, kept.values.values(), column_terms(kept.due - now));
+void GridCore::enter_column(Time now, Seq seq, ColumnOp op) {
+    if (seq < column_.ops().next_seq())
+        return put_mean(now, seq, op, nullptr, false);  // the column is far ahead
+    column_.resynced();                                 // who contributes is the row's business
+    const ColumnOp& entered = column_ops_.insert_or_assign(seq, std::move(op)).first->second;
+    column_.submit(now, seq, entered.sum.values(), column_terms(entered.due - now));
     column_.expect(column_terms(terms_.bounds.scatter));
 }
 
@@ -211,36 +252,25 @@ Terms GridCore::column_terms(Duration longer) const {
     terms.bounds = bounds;
     terms.incast = terms_.column_incast;
     terms.skip_above = 0;  // a row's sum stands for many contributions
+    terms.scatter.planes = planes_of_sums(terms_, row_length_, column_.ranks());
     return terms;
 }
 
 void GridCore::take_means(Time now) {
     for (OpReport& report : std::exchange(column_.reports(), {})) {
-        const auto sum = entered_.extract(report.ticket);
-        put_mean(now, sum.mapped(), &report);
-        column_ops_.end(report.seq);
+        const auto op = column_ops_.extract(static_cast<Seq>(report.ticket));
+        const RowMean mean = row_mean(report, op.mapped());
+        put_mean(now, op.key(), op.mapped(), &mean, report.non_finite);
         column_reports_.push_back(std::move(report));
     }
 }
 
-// Of what the column's report says that there is; without one, of nothing.
-void GridCore::put_mean(Time now, const Sum& sum, const OpReport* report) {
-    const auto granules = static_cast<std::uint32_t>(sum.values.weights.size());
-    GranuleSet held(granules);
-    std::vector<std::uint8_t> planes(granules);
-    const Layout layout{report ? report->bucket_len : 0, column_.ranks()};
-    for (Rank shard = 0; report && shard < report->held.size() && layout.length(shard) > 0; ++shard) {
-        const auto begin = static_cast<std::uint32_t>(layout.begin(shard) / kGranule);
-        for (std::uint32_t g = 0, end, all = layout.granules(shard); g < all; g = end) {
-            end = report->held[shard].run_end(g, all);
-            if (!report->held[shard].test(g)) continue;
-            held.set(begin + g, begin + end);
-            std::fill(planes.begin() + begin + g, planes.begin() + begin + end,
-                      column_ops_.planes_of(report->seq, shard));
-        }
-    }
-    row_.reduce(now, sum.seq, sum.bucket_len, report && report->non_finite, [&](Reduction& reduction) {
-        dynamic_cast<RowReduction&>(reduction).put_mean(sum.values.values(), held, planes);
+void GridCore::put_mean(Time now, Seq seq, const ColumnOp& op, const RowMean* mean, bool non_finite) {
+    row_.reduce(now, seq, op.bucket_len, non_finite, [&](Reduction& reduction) {
+        if (mean)
+            dynamic_cast<RowReduction&>(reduction).put_mean(*mean);
+        else
+            reduction.give_up();
     });
 }
 

@@ -11,8 +11,8 @@
 // zero. See docs/grid.md.
 #pragma once
 
-#include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "protocol/endpoint.hpp"
@@ -57,21 +57,13 @@ public:
     std::size_t in_flight() const override { return row_.in_flight(); }
 
 private:
-    // What the owner of a shard in the row has to hand on to the column.
-    struct Sum {
-        Seq seq;
-        std::uint32_t bucket_len;
-        RowSum values;
-        Time due;  // when the shard would have been closed without all of it: other rows may need as long
-    };
-
     void on_close(Op& op, Time due) override;
     void pump(Time now);
     void catch_up(Time now);
     void take_sums(Time now);
-    void enter_column(Time now, Sum sum);
+    void enter_column(Time now, Seq seq, ColumnOp op);
     void take_means(Time now);
-    void put_mean(Time now, const Sum& sum, const OpReport* report);
+    void put_mean(Time now, Seq seq, const ColumnOp& op, const RowMean* mean, bool non_finite);
     void close_column();
     Terms column_terms(Duration longer) const;
 
@@ -81,11 +73,10 @@ private:
     const bool elided_;
     Terms terms_;   // of the column's next op
     Endpoint row_;  // its memory is what sums are in
-    ColumnOps column_ops_;
     Endpoint column_;
-    std::vector<Sum> closed_;        // as the row hands them over
-    std::map<Seq, Sum> waiting_;     // to enter the column, which is done in order
-    std::map<Ticket, Sum> entered_;  // in the column, by seq
+    ColumnOps column_ops_;                          // in the column; their means are in its memory
+    ColumnOps waiting_;                             // to enter the column, which is done in order
+    std::vector<std::pair<Seq, ColumnOp>> closed_;  // as the row hands them over
     std::vector<OpReport> column_reports_;
     bool closing_ = false, column_closing_ = false;
 };

@@ -2,32 +2,31 @@
 // their sum, which the column averages, and the column's mean is put in its place.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
-#include <vector>
 
+#include "protocol/grid/column_ops.hpp"
 #include "protocol/values/values.hpp"
 
 namespace tailcut {
 
-// What arrived of an owned shard: its sum, and by granule how many contributions that is, less what quantization took from
-// them.
-struct RowSum {
-    Block block;
-    std::vector<float> weights;
-
-    std::span<float> values() const { return {block.data(), weights.size() * kGranule}; }
+// The mean over all rows, as far as the column has brought it.
+struct RowMean {
+    GranuleSet held;                   // where there is a mean
+    std::span<const float> values;     // raw
+    const CodedMean* coded = nullptr;  // planes
+    // What the column has added to its error, in shares of its energy: by coding sums, by coding the mean, and by what was
+    // trimmed.
+    double sums_noise = 0, mean_noise = 0, trimmed = 0;
 };
 
 class RowReduction {
 public:
     virtual ~RowReduction() = default;
     std::optional<RowSum> take_sum() { return std::exchange(sum_, std::nullopt); }  // once, when it is closed
-    // The mean of the granules in `held`; the others are EMPTY. `planes`, by granule, with which every row is to send it;
-    // 0: not known.
-    virtual void put_mean(std::span<const float> mean, const GranuleSet& held,
-                          std::span<const std::uint8_t> planes) = 0;
+    virtual void put_mean(const RowMean& mean) = 0;  // what it does not hold is EMPTY
 
 protected:
     std::optional<RowSum> sum_;

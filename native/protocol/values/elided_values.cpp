@@ -4,15 +4,12 @@
 #include <array>
 
 #include "codec/centroids.hpp"
-#include "codec/planes.hpp"
 #include "protocol/values/planes_values.hpp"
 
 namespace tailcut {
 namespace {
 
 constexpr std::array<std::byte, 1 << 16> kNothing{};
-
-std::span<const std::byte> nothing(std::size_t bytes) { return std::span(kNothing).first(bytes); }
 
 void put_planes(const codec::PlanesHead& head, std::uint32_t first, std::uint32_t shard_len, Outgoing& out) {
     codec::put_run(head, first, shard_len, out.header);
@@ -59,6 +56,8 @@ bool even(const std::vector<GranuleSet>& arrived, const codec::BlockSpan& block)
 }
 
 }  // namespace
+
+std::span<const std::byte> nothing(std::size_t bytes) { return std::span(kNothing).first(bytes); }
 
 void ElidedRawContributions::put_values(std::uint64_t, std::uint32_t coords, Outgoing& out) const {
     out.header.flags = 0;
@@ -151,12 +150,15 @@ bool ElidedPlanesReduction::reduce(std::uint32_t first, std::uint32_t last,
         const std::uint32_t end = std::min(last, order.first_granule(index + 1));
         open_[index] -= end - g;
         g = end;
-        if (open_[index] > 0) continue;
-        const codec::Stripe stripe = order.stripe(index);
-        note(stripe.first_granule(), stripe.last_granule(), arrived);
-        cut(stripe, arrived, needs_gains(stripe, arrived), runs);
+        if (open_[index] == 0) reduce_stripe(order.stripe(index), arrived, runs);
     }
     return false;
+}
+
+void ElidedPlanesReduction::reduce_stripe(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,
+                                          std::vector<Run>& runs) {
+    note(stripe.first_granule(), stripe.last_granule(), arrived);
+    cut(stripe, arrived, needs_gains(stripe, arrived), runs);
 }
 
 void ElidedPlanesReduction::note(std::uint32_t first, std::uint32_t last,
@@ -199,10 +201,13 @@ void ElidedPlanesReduction::cut(const codec::Stripe& stripe, const std::vector<G
         }
 }
 
+codec::PlanesHead ElidedPlanesReduction::head_at(std::uint32_t granule) const {
+    const bool gains = gains_[send_order().stripe_of_granule(granule)];
+    return {lengths_[granule], coding_.planes, 1.0f, gains ? codec::kNominalGain : std::uint16_t{0}, 0};
+}
+
 std::uint32_t ElidedPlanesReduction::packet(Destination, const Run& run, Outgoing& out) const {
-    const std::uint16_t gain =
-        gains_[send_order().stripe_of_granule(run.first)] ? codec::kNominalGain : std::uint16_t{0};
-    put_planes({lengths_[run.first], coding_.planes, 1.0f, gain, 0}, run.first, layout_.length(shard_), out);
+    put_planes(head_at(run.first), run.first, layout_.length(shard_), out);
     return lengths_[run.first];
 }
 

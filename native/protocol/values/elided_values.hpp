@@ -5,9 +5,13 @@
 
 #include <optional>
 
+#include "codec/planes.hpp"
 #include "protocol/values/raw_values.hpp"
 
 namespace tailcut {
+
+// So many bytes of a payload that nobody looks at.
+std::span<const std::byte> nothing(std::size_t bytes);
 
 class ElidedRawContributions : public RawContributions {
 public:
@@ -118,22 +122,26 @@ public:
     std::size_t mean_floats() const override;
 
 protected:
+    virtual void reduce_stripe(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,
+                               std::vector<Run>& runs);
     void note(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived) override;
     codec::SendOrder send_order() const;
+    // Packets of a stripe, cut where nobody has delivered.
     void cut(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived, bool gains,
              std::vector<Run>& runs);
-
-private:
     bool needs_gains(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived) const;
+    codec::PlanesHead head_at(std::uint32_t granule) const;
 
     Coding coding_;
-    int sent_planes_ = 0;                 // of the latest contribution
+    int sent_planes_ = 0;  // of the latest contribution
+
+private:
     std::vector<std::uint32_t> open_;     // by stripe: granules that are not closed yet
     std::vector<std::uint16_t> lengths_;  // by granule: those of the mean's packet that begins there
     std::vector<bool> gains_;             // by stripe: whether its packets send gains
 };
 
-class ElidedMeans final : public Means {
+class ElidedMeans : public Means {
 public:
     ElidedMeans(const OpContext&, Seq, const Layout& layout, Block memory)
         : layout_(layout), memory_(std::move(memory)) {}

@@ -32,9 +32,7 @@ PlanesReduction::PlanesReduction(const OpContext& context, Seq seq, const Layout
       memory_(std::move(memory)),
       mean_(memory_ ? bytes(memory_) + (layout.ranks - 1u) * mean_floats(layout) * sizeof(float) : nullptr),
       newest_(std::size_t{blocks_.count()} * layout.ranks, kNone),
-      heads_(blocks_.count()),
-      means_(blocks_.count()),
-      lengths_(layout.granules(shard_)) {
+      packets_(layout.granules(shard_)) {
     const codec::SendOrder order = send_order(coding_);
     for (std::uint32_t k = 0; k < order.stripes(); ++k)
         open_.push_back(order.first_granule(k + 1) - order.first_granule(k));
@@ -49,12 +47,17 @@ std::byte* PlanesReduction::slot(Rank rank, std::uint32_t granule) const {
     return bytes(memory_) + place * mean_floats(layout_) * sizeof(float) + granule * codec::kSlotBytes;
 }
 
-// What is kept never takes more than the slots of the granules that came, so that pieces do not overlap.
 void PlanesReduction::offer(const wire::Header& header, std::uint32_t first, std::uint32_t,
                             std::span<const std::byte> payload) {
-    std::copy(payload.begin(), payload.end(), slot(header.source, first));
-    std::uint32_t& newest = newest_[blocks_.of(header.first).index * layout_.ranks + header.source];
-    pieces_.push_back({first, static_cast<std::uint32_t>(payload.size()), codec::head_of(header),
+    keep(header.source, first, codec::head_of(header), payload, 1);
+}
+
+// What is kept never takes more than the slots of the granules that came, so that pieces do not overlap.
+void PlanesReduction::keep(Rank from, std::uint32_t first, const codec::PlanesHead& head,
+                           std::span<const std::byte> payload, float count) {
+    std::copy(payload.begin(), payload.end(), slot(from, first));
+    std::uint32_t& newest = newest_[blocks_.of(first * kGranule).index * layout_.ranks + from];
+    pieces_.push_back({first, static_cast<std::uint32_t>(payload.size()), head, count,
                        std::exchange(newest, static_cast<std::uint32_t>(pieces_.size()))});
 }
 
@@ -80,75 +83,91 @@ bool PlanesReduction::reduce_stripe(const codec::Stripe& stripe, const std::vect
                                     std::vector<Run>& runs) {
     const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
     const std::size_t coords = std::size_t{last - first} * kGranule;
-    const codec::RotatedStripe own = own_stripe(stripe, arrived);
+    const Own own = own_stripe(stripe, arrived);
     codec::RotatedStripe mean{stripe.blocks, grown(context_.scratch.stripe, coords), {}};
-    for (std::size_t b = 0; b < stripe.blocks.size(); ++b)
-        mean.scales.push_back(reduce_block(stripe.blocks[b], mean.block(b), own, b, arrived));
-    encode(stripe, mean, coding_.planes, runs);
+    std::vector<double> energies;
+    for (std::size_t b = 0; b < stripe.blocks.size(); ++b) {
+        const auto z = mean.block(b);
+        const Averaged averaged = average_block(stripe.blocks[b], z, own, b, arrived);
+        energies.push_back(averaged.present > 0 ? codec::sum_of_squares(z) : 0);
+        note_mean(stripe.blocks[b], energies.back(), averaged.present);
+        mean.scales.push_back(codec::scale_of_mean(z, std::size_t{averaged.present} * kGranule,
+                                                   averaged.gaussian, averaged.even));
+    }
+    encode(stripe, mean, energies, runs);
+    for (const codec::BlockSpan& block : stripe.blocks)
+        if (bucket_shard_) apply(block, bucket_shard_);
     return mean.non_finite();
 }
 
-// The own contribution, rotated, if there is one.
-codec::RotatedStripe PlanesReduction::own_stripe(const codec::Stripe& stripe,
+PlanesReduction::Own PlanesReduction::own_stripe(const codec::Stripe& stripe,
                                                  const std::vector<GranuleSet>& arrived) const {
     const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
     if (!bucket_shard_ || !arrived[context_.shape.self].any(first, last)) return {};
-    return codec::rotate_stripe({bucket_shard_, layout_.length(shard_)}, stripe.blocks, keys_,
-                                grown(context_.scratch.own, std::size_t{last - first} * kGranule));
+    return {codec::rotate_stripe({bucket_shard_, layout_.length(shard_)}, stripe.blocks, keys_,
+                                 grown(context_.scratch.own, std::size_t{last - first} * kGranule)),
+            {}};
 }
 
-void PlanesReduction::encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean, int planes,
-                             std::vector<Run>& runs) {
+void PlanesReduction::encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean,
+                             std::span<const double> energies, std::vector<Run>& runs) {
     const std::vector<codec::PacketRun> packets = cut_at_gaps(stripe, runs);
-    if (!packets.empty()) {
-        const auto coded =
-            codec::encode_stripe(mean, packets, keys_, planes, mean_slot(stripe.first_granule()));
-        for (std::size_t b = 0; b < coded.size(); ++b) {
-            const std::uint32_t block = stripe.blocks[b].index;
-            heads_[block] = coded[b].head;
-            energies_.mean_quantized += coded[b].noise * means_[block];
-        }
+    if (packets.empty()) return;
+    const auto coded =
+        codec::encode_stripe(mean, packets, keys_, coding_.planes, mean_slot(stripe.first_granule()));
+    for (std::size_t b = 0; b < coded.size(); ++b) energies_.mean_quantized += coded[b].noise * energies[b];
+    for (const codec::PacketRun& packet : packets) {
+        codec::PlanesHead head = coded[packet.block].head;
+        head.granules = packet.last - packet.first;
+        add_packet(packet.first, head);
     }
-    for (const codec::BlockSpan& block : stripe.blocks)
-        if (bucket_shard_) apply(block, bucket_shard_);
+}
+
+std::byte* PlanesReduction::add_packet(std::uint32_t first, const codec::PlanesHead& head) {
+    packets_[first] = static_cast<std::uint32_t>(heads_.size());
+    heads_.push_back(head);
+    return mean_slot(first);
 }
 
 // Rules 4 and 5: Σ c_b(q)·σ / Σ w_b in rank order; the own contribution as it is.
-codec::Scale PlanesReduction::reduce_block(const codec::BlockSpan& block, std::span<float> sums,
-                                           const codec::RotatedStripe& own, std::size_t index,
-                                           const std::vector<GranuleSet>& arrived) {
+PlanesReduction::Averaged PlanesReduction::average_block(const codec::BlockSpan& block, std::span<float> mean,
+                                                         const Own& own, std::size_t index,
+                                                         const std::vector<GranuleSet>& arrived) {
     std::array<float, codec::kBlock / kGranule> weights{};
     const std::uint32_t granules = block.length / kGranule, begin = block.first_granule();
-    std::fill(sums.begin(), sums.end(), 0.0f);
-    const bool gaussian = accumulate_block(block, sums, weights, own, index, arrived);
-    std::uint32_t present = 0;
-    const bool even = std::all_of(weights.begin(), weights.begin() + granules,
-                                  [&](float weight) { return weight == weights[0]; });
+    std::fill(mean.begin(), mean.end(), 0.0f);
+    Averaged averaged{0, accumulate_block(block, mean, weights, own, index, arrived), true};
+    averaged.even = std::all_of(weights.begin(), weights.begin() + granules,
+                                [&](float weight) { return weight == weights[0]; });
     for (std::uint32_t g = 0; g < granules; ++g) {
         if (weights[g] == 0) continue;
-        ++present;
+        ++averaged.present;
         present_.set(begin + g, begin + g + 1);
-        for (float& value : sums.subspan(g * kGranule, kGranule)) value /= weights[g];
+        for (float& value : mean.subspan(g * kGranule, kGranule)) value /= weights[g];
     }
-    note_mean(block, sums, present);
-    return codec::scale_of_mean(sums, std::size_t{present} * kGranule, gaussian, even);
+    return averaged;
 }
 
 bool PlanesReduction::accumulate_block(const codec::BlockSpan& block, std::span<float> sums,
-                                       std::span<float> weights, const codec::RotatedStripe& own,
-                                       std::size_t index, const std::vector<GranuleSet>& arrived) {
+                                       std::span<float> weights, const Own& own, std::size_t index,
+                                       const std::vector<GranuleSet>& arrived) {
     const std::uint32_t granules = block.length / kGranule, begin = block.first_granule();
     bool gaussian = true;  // unless somebody's values are few: coarse, or those of a block far from Gaussian
     std::vector<Account> accounts(granules);
     double squares = 0, came = 0, planes = 0, coded = 0;  // Σσ² and granules, then of coded ones
     for (Rank rank = 0; rank < layout_.ranks; ++rank) {
         if (rank == context_.shape.self) {
-            if (own.scales.empty()) continue;
-            add_own(own.block(index), own.scales[index], sums);
-            gaussian = gaussian && !own.scales[index].far_from_gaussian();
-            for (std::uint32_t g = 0; g < granules; ++g) weights[g] += 1, accounts[g] += {1, 1, 0, 1, 0};
-            squares += granules * double{own.scales[index].sigma} * own.scales[index].sigma;
-            came += granules;
+            if (own.values.scales.empty()) continue;
+            const codec::Scale& scale = own.values.scales[index];
+            add_own(own.values.block(index), scale, sums);
+            gaussian = gaussian && !scale.far_from_gaussian();
+            const std::uint32_t before = begin - own.values.blocks.front().first_granule();
+            for (std::uint32_t g = 0; g < granules; ++g) {
+                const float count = own.counts.empty() ? 1 : own.counts[before + g];
+                if (count == 0) continue;
+                weights[g] += count, accounts[g] += {1, count, 0, count, 0};
+                squares += double{scale.sigma} * scale.sigma, came += 1;
+            }
             continue;
         }
         for (std::uint32_t k = newest_[block.index * layout_.ranks + rank]; k != kNone; k = pieces_[k].next) {
@@ -157,19 +176,19 @@ bool PlanesReduction::accumulate_block(const codec::BlockSpan& block, std::span<
             const std::uint32_t at = piece.first - begin;
             const codec::Cut cut =
                 codec::accumulate(piece.head, {slot(rank, piece.first), piece.payload_bytes},
-                                  sums.subspan(at * kGranule), weights.subspan(at));
+                                  sums.subspan(at * kGranule), weights.subspan(at), piece.count);
             gaussian = gaussian && cut.bits >= codec::kMeasuredBits && !codec::far_from_gaussian(piece.head);
-            const float stated = codec::stated_weight(piece.head);
+            const double count = piece.count, stated = count * codec::stated_weight(piece.head);
             const double square = double{piece.head.sigma} * piece.head.sigma;
             // C = w·z + n with n orthogonal to z; of Gaussian blocks w = 1 - D and |C|² = w·|z|².
             const auto noise = [&](int bits) {
                 const double distortion = codec::kDistortion[static_cast<std::size_t>(bits)];
-                return distortion * (1 - distortion) * square;
+                return count * count * distortion * (1 - distortion) * square;
             };
             const double whole = noise(piece.head.planes), less = noise(cut.bits),
                          more = noise(std::min(cut.bits + 1, codec::kMaxPlanes));
             for (std::uint32_t g = 0; g < piece.head.granules; ++g) {
-                const double weight = cut.weight_of(g);
+                const double weight = count * cut.weight_of(g);
                 if (weight == 0) continue;
                 accounts[at + g] += {1, weight, g < cut.longer ? more : less, stated, whole};
                 squares += square, came += 1, coded += 1, planes += piece.head.planes;
@@ -188,20 +207,18 @@ bool PlanesReduction::accumulate_block(const codec::BlockSpan& block, std::span<
         const double stated =
             kGranule * account.stated_noise / (account.stated_weight * account.stated_weight);
         const double whole = account.weight * account.weight;
-        energies_.sampled += contribution / account.count;
+        energies_.sampled += contribution / account.number;
         energies_.quantized += stated;
         energies_.trimmed += kGranule * account.noise / whole - stated;
     }
     return gaussian;
 }
 
-void PlanesReduction::note_mean(const codec::BlockSpan& block, std::span<const float> mean,
-                                std::uint32_t present) {
+void PlanesReduction::note_mean(const codec::BlockSpan& block, double energy, std::uint32_t present) {
     if (present == 0) {
         energies_.void_coords += block.length;
         return;
     }
-    const double energy = means_[block.index] = codec::sum_of_squares(mean);
     energies_.mean += energy;
     energies_.coords += block.length;
     energies_.void_mean += energy * (block.length / kGranule - present) / present;
@@ -209,7 +226,7 @@ void PlanesReduction::note_mean(const codec::BlockSpan& block, std::span<const f
 
 // The packets of a stripe without the granules that nobody delivered, and all of it as runs, in the order of sending.
 std::vector<codec::PacketRun> PlanesReduction::cut_at_gaps(const codec::Stripe& stripe,
-                                                           std::vector<Run>& runs) {
+                                                           std::vector<Run>& runs) const {
     std::vector<codec::PacketRun> packets;
     const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
     if (!present_.any(first, last)) {
@@ -220,17 +237,9 @@ std::vector<codec::PacketRun> PlanesReduction::cut_at_gaps(const codec::Stripe& 
         for (std::uint32_t at = whole.first, end; at < whole.last; at = end) {
             end = present_.run_end(at, whole.last);
             runs.push_back({at, end, !present_.test(at)});
-            if (!present_.test(at)) continue;
-            packets.push_back({at, end, whole.block});
-            lengths_[at] = static_cast<std::uint16_t>(end - at);
+            if (present_.test(at)) packets.push_back({at, end, whole.block});
         }
     return packets;
-}
-
-codec::PlanesHead PlanesReduction::head_at(std::uint32_t granule) const {
-    codec::PlanesHead head = heads_[blocks_.of(granule * kGranule).index];
-    head.granules = lengths_[granule];
-    return head;
 }
 
 // Rule 6: the owner decodes what it sends, as everybody does.
@@ -241,7 +250,7 @@ void PlanesReduction::apply(const codec::BlockSpan& block, float* bucket_shard) 
     for (std::uint32_t g = begin, end; g < last; g = end) {
         const auto place = z.subspan((g - begin) * kGranule);
         if (present_.test(g)) {
-            const codec::PlanesHead head = head_at(g);
+            const codec::PlanesHead& head = head_at(g);
             end = g + head.granules;
             sum.add(head, {mean_slot(g), head.payload_bytes()}, place);
         } else {
@@ -254,7 +263,7 @@ void PlanesReduction::apply(const codec::BlockSpan& block, float* bucket_shard) 
 }
 
 std::uint32_t PlanesReduction::packet(Destination, const Run& run, Outgoing& out) const {
-    const codec::PlanesHead head = head_at(run.first);
+    const codec::PlanesHead& head = head_at(run.first);
     codec::put_run(head, run.first, layout_.length(shard_), out.header);
     out.payload = {mean_slot(run.first), head.payload_bytes()};
     return head.granules;

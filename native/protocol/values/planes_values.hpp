@@ -64,17 +64,41 @@ public:
     void leave_pool() override { memory_.leave_pool(); }
 
 protected:
+    // The own contribution to a stripe, if there is one.
+    struct Own {
+        codec::RotatedStripe values;
+        std::span<const float>
+            counts;  // by granule of the stripe: how many contributions it stands for; none: 1 each
+    };
+    // What there is of a block's mean, and whether it is as good as Gaussian, and of as many contributions everywhere.
+    struct Averaged {
+        std::uint32_t present;  // granules
+        bool gaussian, even;
+    };
+
+    // A packet of a contribution that stands for so many.
+    void keep(Rank from, std::uint32_t first, const codec::PlanesHead& head,
+              std::span<const std::byte> payload, float count);
     codec::SendOrder send_order(const Coding& coding) const;
-    codec::RotatedStripe own_stripe(const codec::Stripe& stripe,
-                                    const std::vector<GranuleSet>& arrived) const;
+    Own own_stripe(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived) const;
+    // The mean of a stripe that is closed.
+    virtual bool reduce_stripe(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,
+                               std::vector<Run>& runs);
     // Adds to sums and, by granule, to weights. Returns whether the sum is as good as Gaussian.
     bool accumulate_block(const codec::BlockSpan& block, std::span<float> sums, std::span<float> weights,
-                          const codec::RotatedStripe& own, std::size_t index,
-                          const std::vector<GranuleSet>& arrived);
-    void note_mean(const codec::BlockSpan& block, std::span<const float> mean, std::uint32_t present);
-    // Of a mean of which present_ says what there is: codes it and writes it to the bucket.
-    void encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean, int planes,
-                std::vector<Run>& runs);
+                          const Own& own, std::size_t index, const std::vector<GranuleSet>& arrived);
+    // The mean of a block; notes in present_ what there is.
+    Averaged average_block(const codec::BlockSpan& block, std::span<float> mean, const Own& own,
+                           std::size_t index, const std::vector<GranuleSet>& arrived);
+    void note_mean(const codec::BlockSpan& block, double energy, std::uint32_t present);
+    // The packets of a mean, of which present_ says what there is, and all of it as runs. `energies` by block.
+    void encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean,
+                std::span<const double> energies, std::vector<Run>& runs);
+    // The packet of the mean that begins there: returns where its bytes go.
+    std::byte* add_packet(std::uint32_t first, const codec::PlanesHead& head);
+    std::byte* mean_slot(std::uint32_t granule) const { return mean_ + granule * codec::kSlotBytes; }
+    const codec::PlanesHead& head_at(std::uint32_t granule) const { return heads_[packets_[granule]]; }
+    void apply(const codec::BlockSpan& block, float* bucket_shard) const;
 
     const OpContext& context_;
     const Layout layout_;
@@ -84,6 +108,7 @@ protected:
     Coding coding_;
     std::vector<std::uint32_t> open_;  // by stripe: granules that are not closed yet
     GranuleSet present_;               // granules with a mean
+    float* bucket_shard_ = nullptr;
 
 private:
     // A packet of a contribution, in its rank's slots.
@@ -91,15 +116,16 @@ private:
         std::uint32_t first;  // granule of the shard
         std::uint32_t payload_bytes;
         codec::PlanesHead head;
+        float count;         // of contributions
         std::uint32_t next;  // of the same rank and block; kNone: the last
     };
     // What is known of one granule's contributions: how many they are, and sums of w and of their errors' squares, as they
     // came and as they were sent.
     struct Account {
-        double count = 0, weight = 0, noise = 0, stated_weight = 0, stated_noise = 0;
+        double number = 0, weight = 0, noise = 0, stated_weight = 0, stated_noise = 0;
 
         void operator+=(const Account& other) {
-            count += other.count, weight += other.weight, noise += other.noise;
+            number += other.number, weight += other.weight, noise += other.noise;
             stated_weight += other.stated_weight, stated_noise += other.stated_noise;
         }
     };
@@ -107,24 +133,14 @@ private:
     static std::byte* bytes(const Block& block) { return reinterpret_cast<std::byte*>(block.data()); }
 
     std::byte* slot(Rank rank, std::uint32_t granule) const;
-    std::byte* mean_slot(std::uint32_t granule) const { return mean_ + granule * codec::kSlotBytes; }
-    bool reduce_stripe(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,
-                       std::vector<Run>& runs);
-    codec::Scale reduce_block(const codec::BlockSpan& block, std::span<float> sums,
-                              const codec::RotatedStripe& own, std::size_t index,
-                              const std::vector<GranuleSet>& arrived);
-    std::vector<codec::PacketRun> cut_at_gaps(const codec::Stripe& stripe, std::vector<Run>& runs);
-    codec::PlanesHead head_at(std::uint32_t granule) const;
-    void apply(const codec::BlockSpan& block, float* bucket_shard) const;
+    std::vector<codec::PacketRun> cut_at_gaps(const codec::Stripe& stripe, std::vector<Run>& runs) const;
 
     Block memory_;
     std::byte* mean_;
-    float* bucket_shard_ = nullptr;
     std::vector<Piece> pieces_;
     std::vector<std::uint32_t> newest_;     // by block and rank: its last piece
-    std::vector<codec::PlanesHead> heads_;  // by block: of the mean's packets
-    std::vector<double> means_;             // by block: the mean's energy
-    std::vector<std::uint16_t> lengths_;    // by granule: those of the mean's packet that begins there
+    std::vector<codec::PlanesHead> heads_;  // of the mean's packets
+    std::vector<std::uint32_t> packets_;    // by granule: the packet that begins there
 };
 
 // Packets are decoded to their place; a block is rotated back when all of it is answered, or at the end.
