@@ -1,7 +1,7 @@
 // Memory of ops, in two accounts:
 //   pool:      of fixed size. It holds what belongs to ops that this rank has not reached, and what late
-//              peers may still need. take_pool() says when it is used up. Apart from the tables of what came, which
-//              take a fraction of it, the pool is all that the network can make a rank allocate.
+//              peers may still need. take_pool() says when it is used up. Apart from the tables of what came,
+//              which take a fraction of it, the pool is all that the network can make a rank allocate.
 //   in flight: ops of the local rank. A pooled block moves here when its op is entered.
 // Freed blocks are kept for the next op, so that a steady state neither allocates nor touches fresh pages.
 // Used and kept blocks together never exceed the peak of what was used. Not thread-safe. Must outlive its
