@@ -1,4 +1,4 @@
-// The Python face of the codec: argument conversion and GIL release, no logic.
+// The codec's Python bindings: argument conversion and GIL release, no logic.
 #include "bind_codec.hpp"
 
 #include <nanobind/ndarray.h>
@@ -94,7 +94,7 @@ void bind_codec(nb::module_& m) {
             codec::unrotate(x, x, key, scale);
         },
         "block"_a, "key"_a, "scale"_a = 1.0f);
-    // Block after block into `out`, whose length is a multiple of the block; for the benchmark.
+    // Rotates block after block into `out`, whose length is a multiple of the block's; for the benchmark.
     m.def(
         "codec_rotate_all",
         [](const ConstVector& x, const Vector& out) {
@@ -139,7 +139,7 @@ void bind_codec(nb::module_& m) {
                 codec::decode_message(spans_of(message), seed, biased, to);
             },
             "seed"_a, "biased"_a, "out"_a);
-    // Counts of packets by what became of them: "used", or the reason of the wire's rules
+    // Counts packets by what became of them: "used", or the wire rule that rejected them.
     m.def(
         "codec_decode",
         [](const Datagrams& datagrams, std::uint64_t seed, bool biased, const Vector& out) {

@@ -1,5 +1,6 @@
-// The Python face of reports: no logic. An op's report is an object; the structs in it are named tuples, whose classes and
-// docstrings are Python's. Their fields are those that the structs list, which is checked when the classes are made known.
+// The Python bindings of reports, without logic. An op's report is an object; the structs in it are named
+// tuples, whose classes and docstrings live in Python. Their fields are those that the structs list. This is
+// checked when the classes are registered.
 #include "bind_reports.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -24,7 +25,7 @@ concept Mirrored = std::same_as<T, Traffic> || std::same_as<T, StageReport> || s
                    std::same_as<T, LinkReport> || std::same_as<T, LateCompletion> || std::same_as<T, LrScale>;
 
 template <Mirrored T>
-PyTypeObject* mirror = nullptr;  // of each, its class in Python, which lives as long as the module
+PyTypeObject* mirror = nullptr;  // the struct's class in Python, which lives as long as the module
 
 template <Listed T>
 std::vector<std::string> names_of() {
@@ -44,13 +45,13 @@ void adopt(nb::handle python_class) {
 
 const char* name(wire::Stage stage) { return stage == wire::Stage::kScatter ? "scatter" : "gather"; }
 
-// What a function of Python's API has made.
+// Takes ownership of what a function of Python's API has made.
 nb::object owned(PyObject* made) {
     if (!made) nb::raise_python_error();
     return nb::steal(made);
 }
 
-// Times are seconds, and None where they are not known; enums are their names.
+// Times become seconds, or None where they are not known; enums become their names.
 template <typename T>
 nb::object python_of(const T& value) {
     if constexpr (Mirrored<T>) {
@@ -102,7 +103,8 @@ Counts by_reason(const RejectedCounts& counts) {
     return reasons;
 }
 
-// All that the struct lists, to be read. Whatever is a named tuple is one for each time that it is read.
+// Binds every field that the struct lists as read-only. A field that is a named tuple is made anew whenever
+// it is read.
 template <Listed T>
 nb::class_<T> bind_fields(nb::module_& m, const char* class_name) {
     nb::class_<T> bound(m, class_name);

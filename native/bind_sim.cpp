@@ -1,4 +1,4 @@
-// The Python face of the simulations: the network, endpoints in it, baselines in it.
+// The Python bindings of the simulations: the network, endpoints in it, and baselines in it.
 #include "bind_sim.hpp"
 
 #include <nanobind/ndarray.h>
@@ -29,7 +29,7 @@ Counts fates_of(const sim::NetworkCounters& counters) {
     return fates;
 }
 
-// Signals are looked at in between, so that Ctrl-C ends a long simulation.
+// Checks signals in between, so that Ctrl-C ends a long simulation.
 std::function<void(std::uint64_t)> glance_of(std::function<void(std::uint64_t)> progress) {
     return [progress = std::move(progress)](std::uint64_t ended_ops) {
         const nb::gil_scoped_acquire acquire;
@@ -46,7 +46,7 @@ struct Delivery {
     bool gather, empty, over;
     Rank shard;
     std::uint32_t first, count, bucket_len;
-    std::uint32_t payload_bytes, stated_payload_bytes;  // fewer than stated: it was trimmed
+    std::uint32_t payload_bytes, stated_payload_bytes;  // fewer than stated if it was trimmed
 
     template <typename Visit>
     static constexpr void visit_fields(Visit&& visit) {
@@ -80,7 +80,7 @@ std::vector<Delivery> deliveries_of(const SimResult& result) {
     return deliveries;
 }
 
-// What became of a packet that carry() has sent.
+// What became of a packet that carry() sent.
 struct Arrival {
     Rank source, destination;
     std::uint32_t bytes, number;
@@ -131,7 +131,7 @@ void bind_network(nb::module_& m) {
             "set_bursts",
             [](sim::NetworkSpec& spec, std::uint64_t bytes, double bytes_per_s, std::uint32_t packet_bytes,
                Duration gap_min_ns, Duration gap_mean_ns) {
-                // A gap of nothing would be a burst without end.
+                // Without a gap, a burst would never end.
                 if (packet_bytes == 0 || gap_min_ns + gap_mean_ns <= 0) throw nb::value_error("bursts");
                 spec.bursts = {bytes, bytes_per_s, packet_bytes, gap_min_ns, gap_mean_ns};
             },
@@ -154,8 +154,8 @@ void bind_network(nb::module_& m) {
         .def_ro("trimmed_packets", &sim::NetworkCounters::trimmed_packets)
         .def_ro("burst_packets", &sim::NetworkCounters::burst_packets)
         .def_ro("burst_drops", &sim::NetworkCounters::burst_drops);
-    // Sends so many bytes each at the given times, and says what became of each: a table of arrivals. The network alone,
-    // for its tests.
+    // Sends packets of the given sizes at the given times and returns a table of their arrivals. For tests of
+    // the network alone.
     m.def(
         "carry",
         [](const sim::NetworkSpec& spec, Rank hosts,
@@ -255,7 +255,7 @@ void bind_endpoints(nb::module_& m) {
             }
             SimSpec spec = given;
             spec.glance = glance_of(std::move(progress));
-            // Hooks take the GIL for themselves: cheap for as long as nobody else wants it.
+            // Hooks acquire the GIL themselves, which is cheap while nobody else wants it.
             const nb::gil_scoped_release release;
             return simulate(spec, spans);
         },

@@ -1,4 +1,5 @@
-// Rows of plain structs as a NumPy array whose dtype is the struct's own: the names that it lists, its types and offsets.
+// Presents rows of plain structs as a NumPy array. Its dtype has the struct's listed names, its types and its
+// offsets.
 #pragma once
 
 #include <nanobind/ndarray.h>
@@ -38,7 +39,7 @@ nanobind::object dtype_of() {
 }
 
 class Table : public nanobind::object {
-    static bool is_table(PyObject*) { return true; }  // only ever made here
+    static bool is_table(PyObject*) { return true; }  // such objects are made only here
     NB_OBJECT(Table, object, "numpy.typing.NDArray[typing.Any]", is_table)
 };
 

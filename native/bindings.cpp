@@ -1,4 +1,4 @@
-// The Python face of the core: argument conversion and GIL release, no logic.
+// The core's Python bindings: argument conversion and GIL release, no logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -285,7 +285,8 @@ void bind_pacing(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_native, m) {
-    // torch keeps what its hooks refer to beyond the interpreter's end; the lanes are closed by then.
+    // torch keeps the objects that its hooks refer to beyond the interpreter's end; the lanes are closed by
+    // then.
     nb::set_leak_warnings(false);
     bind_wire(m);
     bind_codec(m);

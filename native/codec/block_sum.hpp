@@ -1,4 +1,4 @@
-// One block, put together from the packets that came of it.
+// Assembles one block from those of its packets that came.
 #pragma once
 
 #include <cstddef>
@@ -14,34 +14,36 @@ public:
     // Decodes a packet to its place in the rotated block. Packets of one block do not overlap.
     void add(const PlanesHead& head, std::span<const std::byte> payload, std::span<float> place);
 
-    // Σ w over the block's coordinates. The same in any order of adding: the sums are exact, as weights are fp32 within
-    // a few powers of two of 1 and a block has at most 2^15 coordinates.
+    // Σ w over the block's coordinates. The order of adding does not matter because the sums are exact:
+    // weights are fp32 within a few powers of two of 1, and a block has at most 2^15 coordinates.
     double weight() const { return weight_; }
-    // What makes the block unbiased; 0 if nothing came.
+    // The factor that makes the block unbiased; 0 if nothing came.
     double unbiasing(std::size_t block_len) const {
         return weight_ > 0 ? static_cast<double>(block_len) / weight_ : 0;
     }
 
-    // The block's energy, as σ and what came of it tell, and the errors of rotate_back_bounded() by what was cut off and by
-    // what did not come, beside that by the planes that were sent.
+    // The block's energy, estimated from the σ of the packets that came, and the error of
+    // rotate_back_bounded() caused by trimming and by loss. The error caused by the number of planes sent is
+    // not included.
     struct Damage {
         double energy = 0, trimmed = 0, lost = 0;
     };
     Damage damage(std::size_t block_len) const;
 
-    // Rotates back, times `factor`. `z` holds zeros where nothing was added, and is lost; it may be `out`, which may be
-    // shorter by what a shard's last block is longer than the shard.
+    // Rotates back and multiplies by `factor`. `z` holds zeros where nothing was added, and its contents are
+    // lost; it may be `out`. `out` is shorter than `z` when the shard ends within its last block.
     void rotate_back(std::span<float> z, std::span<float> out, std::uint64_t key, double factor) const;
-    // The same with the factor of an op: unbiased, but a block of which less than a quarter came is shrunk instead of
-    // blown up, whose error would exceed three times its norm; and zero if nothing came.
+    // The same with the factor that ops use. It is the unbiased one, except that it is at most 4: when less
+    // than a quarter of a block came, the unbiased factor would make the error exceed three times the block's
+    // norm. The result is zero if nothing came.
     void rotate_back_bounded(std::span<float> z, std::span<float> out, std::uint64_t key) const;
 
 private:
     double weight_ = 0;
-    double stated_weight_ = 0, energy_ = 0;  // of whole packets: Σ w, Σ σ²
-    std::size_t coords_ = 0;                 // of which something came
-    float shift_ =
-        0;  // a power of two that keeps sums of the coordinates within the normal range; 0: nothing came
+    double stated_weight_ = 0, energy_ = 0;  // over whole packets: Σ w and Σ σ²
+    std::size_t coords_ = 0;                 // coordinates of granules that delivered something
+    // A power of two that keeps sums of the coordinates within the normal range; 0: nothing came.
+    float shift_ = 0;
 };
 
 }  // namespace tailcut::codec

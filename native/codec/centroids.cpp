@@ -46,7 +46,7 @@ double tail_inverse(double p, double start) {
 }
 
 std::unique_ptr<const Centroids> build() {
-    // Edges of the cells of 12 bits, on the positive side; the last is infinity.
+    // Edges of the 12-bit cells on the positive side; the last edge is infinity.
     std::array<double, kPieces + 1> edge{}, above{}, height{};
     for (std::size_t k = 0; k < kPieces; ++k) {
         edge[k] = k == 0 ? 0 : tail_inverse(0.5 - k / (2.0 * kPieces), edge[k - 1]);
@@ -62,7 +62,7 @@ std::unique_ptr<const Centroids> build() {
             made->means[cells + m] = static_cast<float>((height[a] - height[e]) / (above[a] - above[e]));
         }
     }
-    // The last piece has no end; its chord is drawn to its middle, beyond which nothing is.
+    // The last piece has no end: its chord is drawn so that the chord's middle is the piece's median.
     const double middle = tail_inverse(0.25 / kPieces, edge[kPieces - 1]);
     edge[kPieces] = 2 * middle - edge[kPieces - 1];
     for (std::size_t k = 0; k < kPieces; ++k)

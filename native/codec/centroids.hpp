@@ -1,9 +1,10 @@
-// What a prefix of a coordinate's code means: the cell's conditional mean under N(0, 1), and the distortion of that.
+// The meaning of a prefix of a coordinate's code: the conditional mean of its cell under N(0, 1), and the
+// distortion of that mean.
 //
-// A coordinate's code is q = floor(65536·Φ(y/1.6)); the first b bits name one of 2^b nested cells. Cells lie
-// symmetrically about zero, so tables are kept for magnitudes. Up to 11 bits a table has every cell; from 12 bits
-// on a cell is so small that its mean is its middle, found on the chord of one of 2048 pieces: 24 KB in all, which
-// stays in L1 where a table of 2^16 means does not.
+// A coordinate's code is q = floor(65536·Φ(y/1.6)); its first b bits name one of 2^b nested cells. Cells lie
+// symmetrically about zero, so tables cover magnitudes only. Up to 11 bits a table has an entry for every
+// cell. From 12 bits on a cell is so small that its mean is its middle, which lies on the chord of one of
+// 2048 pieces. The tables take 24 KB in all and stay in L1; a table of 2^16 means would not.
 #pragma once
 
 #include <array>
@@ -14,10 +15,11 @@ namespace tailcut::codec {
 inline constexpr int kMaxPlanes = 16;
 inline constexpr int kTableBits = 11;
 inline constexpr double kSpread = 1.6;
-inline constexpr double kCodeUnit =
-    kSpread * 2.8284271247461903;  // y of one unit of the code's argument: 1.6·√8
+// y per unit of the code's argument: 1.6·√8.
+inline constexpr double kCodeUnit = kSpread * 2.8284271247461903;
 
-// D_b: the mean squared error of b bits on N(0, 1); 1 for none. docs/codec.md, table 1; tests compute it anew.
+// D_b: the mean squared error of b bits on N(0, 1), which is 1 for no bits. See docs/codec.md, table 1; the
+// tests recompute it.
 inline constexpr std::array<double, kMaxPlanes + 1> kDistortion = {1.0,
                                                                    0.36338022763,
                                                                    0.11943084604,
@@ -42,13 +44,14 @@ constexpr double nominal_noise(int bits) { return 1 / (1 - kDistortion[static_ca
 struct Centroids {
     // The mean of the m-th cell from zero outwards at b <= 11 bits is means[2^(b-1) + m].
     std::array<float, 1u << kTableBits> means;
-    // The i-th piece: where it begins, and its width.
+    // A piece: where it begins, and its width.
     struct Piece {
         float begin, width;
     };
     std::array<Piece, 1u << kTableBits> pieces;
 
-    // Of the first `bits` bits of a code. The vector kernels do this arithmetic and no other.
+    // The mean of the cell that the first `bits` bits of a code name. The vector kernels do exactly this
+    // arithmetic.
     float of(std::uint32_t prefix, int bits) const {
         const std::uint32_t half = 1u << (bits - 1);
         const bool negative = prefix < half;
@@ -67,8 +70,8 @@ struct Centroids {
     }
 };
 
-// Built when first asked for, once, by sums, products and quotients of doubles alone: no library function, so that
-// every machine has the same bits.
+// Built once, on first use, from sums, products and quotients of doubles only. No library function is called,
+// so that every machine gets the same bits.
 const Centroids& centroids();
 
 }  // namespace tailcut::codec

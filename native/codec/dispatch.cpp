@@ -5,7 +5,7 @@
 namespace tailcut::codec {
 namespace {
 
-// The only state of the codec: a switch of the tests.
+// The codec's only mutable state: a switch for tests.
 std::atomic<bool> scalar_wanted{false};
 
 bool has_avx2() {

@@ -10,7 +10,7 @@
 namespace tailcut::codec {
 namespace {
 
-constexpr std::size_t kStrata = 64;  // each gives eight neighbours: 512 coordinates
+constexpr std::size_t kStrata = 64;  // eight neighbours are sampled from each: 512 coordinates
 
 }  // namespace
 
@@ -20,7 +20,7 @@ std::uint16_t to_half(float value) {
     const std::uint32_t magnitude = bits & 0x7FFFFFFF;
     if (magnitude >= 0x47800000)  // 65536 and beyond, Inf, NaN
         return static_cast<std::uint16_t>(sign | (magnitude > 0x7F800000 ? 0x7E00 : 0x7C00));
-    // Below 2^-14 the half's last place is 2^-24: adding 0.5 in fp32 rounds to it.
+    // Below 2^-14 the last place of a half is 2^-24: adding 0.5 in fp32 rounds to it.
     if (magnitude < 0x38800000)
         return static_cast<std::uint16_t>(
             sign | (std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3F000000));
@@ -39,8 +39,8 @@ float from_half(std::uint16_t half) {
 }
 
 Gains measure_gains(std::span<const float> z, const Scale& scale, std::uint64_t key, int planes) {
-    // Eight neighbours at a random place of each stratum: signs of a Hadamard row repeat with periods of powers of
-    // two, so that a regular sample of a lattice would see one of its values only.
+    // Samples eight neighbours at a random place of each stratum. The signs of a Hadamard row repeat with
+    // periods of powers of two, so a regular sample of a lattice would see only one of its values.
     const Centroids& means = centroids();
     const int most = std::min(planes, kMeasuredBits);
     const std::size_t strata = std::min(kStrata, z.size() / 8), stratum = z.size() / strata;
@@ -54,7 +54,7 @@ Gains measure_gains(std::span<const float> z, const Scale& scale, std::uint64_t 
             const float t = z[at + k] * scale.unit;
             const double y = double{t} * kCodeUnit;
             whole += y * y;
-            // Centroids::of, with the sign taken once: a branch on it would be guessed wrong half of the time.
+            // Centroids::of without a branch on the sign, which would be mispredicted half of the time.
             const std::uint32_t negative = (codes[k] >> (kMaxPlanes - 1)) - 1;
             const std::uint32_t magnitude = (codes[k] ^ negative) & 0x7FFF;
             const double towards =
@@ -75,7 +75,7 @@ Gains measure_gains(std::span<const float> z, const Scale& scale, std::uint64_t 
         gains.noise[b] = w > 0 ? static_cast<float>(std::max(0.0, squares[b] / whole / (w * w) - 1)) : 0;
     }
     if (gains.deviation[1] <= kNominalGain)
-        gains.deviation[1] = kNominalGain + 1;  // measured, and zero: as good as
+        gains.deviation[1] = kNominalGain + 1;  // stands for zero, and says that the gains were measured
     return gains;
 }
 

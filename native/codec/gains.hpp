@@ -1,12 +1,12 @@
-// How much of a block's vector its decoded prefixes hold, when that is not what N(0, 1) says.
+// How much of a block's vector its decoded prefixes hold, for blocks where N(0, 1) does not predict it.
 //
-// The centroids of a Gaussian block satisfy <z, Q_b z> = (1 - D_b)·|z|², and that constant makes decoding unbiased.
-// Rotated blocks of few large coordinates are no Gaussian but a lattice (one spike: all |z| equal), and so are means
-// of few coarse values: there the constant is off by up to 45 %. For those the sender measures
-//     r_b = <z, Q_b z> / ((1 - D_b)·|z|²) - 1
-// for b = 1..9; from 10 bits on r is below 0.002 whatever the block. r_1 and r at the sent b go into the header, the
-// others (16 bytes at most) follow plane 1, where everybody has them who has more than that plane. It is measured on
-// a sample of the block, whose noise adds D_b/300 to the error. A packet with r_1 = 0 was not measured.
+// The centroids of a Gaussian block satisfy <z, Q_b z> = (1 - D_b)·|z|², and that constant makes decoding
+// unbiased. A rotated block with few large coordinates is not Gaussian but a lattice (with one spike, all |z|
+// are equal), and so is a mean of few coarse values. There the constant is off by up to 45 %. For such blocks
+// the sender measures r_b = <z, Q_b z> / ((1 - D_b)·|z|²) - 1 for b = 1..9; from 10 bits on, r is below 0.002
+// for every block. r_1 and r at the sent b go into the header. The others, at most 16 bytes, follow plane 1,
+// so that whoever has more than plane 1 has them. r is measured on a sample of the block, whose noise adds
+// D_b/300 to the error. A packet with r_1 = 0 was not measured.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ namespace tailcut::codec {
 
 inline constexpr int kMeasuredBits = wire::kMeasuredPlanes;
 
-// r_1 of a block that is Gaussian and yet sends gains: as good as 0, and not 0.
+// r_1 of a block that is Gaussian but still sends gains: practically 0, yet distinct from 0.
 inline constexpr std::uint16_t kNominalGain = 1;
 
 struct Gains {
@@ -40,7 +40,7 @@ struct Gains {
     }
 };
 
-// Of a whole rotated block, for packets of at most `planes` planes.
+// Measures a whole rotated block, for packets of at most `planes` planes.
 Gains measure_gains(std::span<const float> z, const Scale& scale, std::uint64_t key, int planes);
 
 // IEEE half precision, by integer arithmetic.

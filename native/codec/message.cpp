@@ -25,7 +25,7 @@ std::optional<wire::Reject> check(const wire::Header& header, std::size_t payloa
     return std::nullopt;
 }
 
-// The packets that can be used, by codec and by place; of two for one place, the longer first.
+// The usable packets, ordered by codec and by place. Of two packets for one place, the longer comes first.
 std::vector<Piece> sorted(std::span<const std::span<const std::byte>> packets, std::uint32_t n,
                           DecodeCounts& counts) {
     std::vector<Piece> pieces;
@@ -166,7 +166,7 @@ DecodeCounts decode_message(std::span<const std::span<const std::byte>> packets,
             decode_block({begin, next}, block, keys.of(block), biased, std::span(work).first(block.length),
                          here);
     }
-    for (; next != pieces.end(); ++next)  // raw: whole coordinates
+    for (; next != pieces.end(); ++next)  // raw: whole coordinates only
         std::memcpy(out.data() + next->header.first, next->payload.data(),
                     next->payload.size() / sizeof(float) * sizeof(float));
     return counts;

@@ -1,5 +1,5 @@
-// One vector as packets, and packets as one vector: what tailcut.codec does, without a group, in the wire format of
-// an op's packets.
+// Turns one vector into packets, and packets into one vector. This is what tailcut.codec does without a
+// group, in the wire format of an op's packets.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ namespace tailcut::codec {
 
 struct MessageSpec {
     wire::Codec codec = wire::Codec::kPlanes;
-    int planes = 16;  // 1 to 16; not looked at by raw
+    int planes = 16;  // 1 to 16; ignored by raw
     std::uint64_t seed = 0;
     PacketLimits limits{1424, 166};
 
@@ -25,7 +25,7 @@ struct MessageSpec {
 
 class Message {
 public:
-    // Needs packet_granules() > 0. The memory of an earlier message is used again.
+    // Needs packet_granules() > 0. Reuses the memory of an earlier message.
     void encode(std::span<const float> x, const MessageSpec& spec);
 
     std::size_t packets() const { return ends_.size(); }
@@ -49,8 +49,9 @@ struct DecodeCounts {
     std::size_t used = 0;
     std::array<std::size_t, wire::kRejectReasons> rejected{};
 };
-// Packets in any order, cut anywhere, lost, or not ours at all. Planes: unbiased in each block of which anything
-// came, or with `biased` of least squared error. Raw: what did not come is zero.
+// Packets may come in any order, cut anywhere, incomplete in number, or not ours at all. Planes: the result
+// is unbiased in each block that anything came for; with `biased` it has the least squared error. Raw: what
+// did not come is zero.
 DecodeCounts decode_message(std::span<const std::span<const std::byte>> packets, std::uint64_t seed,
                             bool biased, std::span<float> out);
 

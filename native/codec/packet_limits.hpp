@@ -14,7 +14,8 @@ struct PacketLimits {
     std::uint32_t payload_bytes = 0;
     std::uint32_t trim_payload_bytes = 0;  // what a switch leaves of a payload; 0: nothing trims
 
-    // Lowers these to what the other path carries, too; 0 payload bytes: nothing is known yet.
+    // Lowers these limits to what the other path carries as well. payload_bytes 0 means that nothing is known
+    // yet.
     void lower_to(const PacketLimits& other) {
         payload_bytes =
             payload_bytes == 0 ? other.payload_bytes : std::min(payload_bytes, other.payload_bytes);
@@ -23,8 +24,9 @@ struct PacketLimits {
                                                      : std::min(trim_payload_bytes, other.trim_payload_bytes);
     }
 
-    // Granules of a full packet; 0: not even one fits. Planes: so few that plane 1 survives trimming, of one block,
-    // and as many in each packet of a block. `whole`: so few that all planes do.
+    // Granules of a full packet; 0: not even one fits. With planes, a packet holds granules of one block
+    // only, plane 1 of all of them survives trimming (with `whole`, all planes do), and each packet of a
+    // block holds about as many.
     std::uint32_t granules(wire::Codec codec, int planes, bool whole = false) const {
         constexpr std::uint32_t kCountable = 65535 / kGranule, kInBlock = kBlock / kGranule;
         if (codec == wire::Codec::kRaw)
@@ -44,8 +46,8 @@ struct PacketLimits {
     }
 };
 
-// Whether a header's run lies in a shard of this length: whole granules, but for the shard's end, and with planes all
-// of one block.
+// Whether a header's run lies in a shard of this length. Runs consist of whole granules, except at the
+// shard's end; with planes, a run lies within one block.
 inline bool run_fits(const wire::Header& header, std::uint32_t shard_len) {
     const std::uint64_t end = std::uint64_t{header.first} + header.count;
     if (header.first % kGranule != 0 || end > shard_len) return false;

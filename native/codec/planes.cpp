@@ -9,7 +9,8 @@
 namespace tailcut::codec {
 namespace {
 
-constexpr std::uint64_t kTies = 0x7469657300000000;  // apart from the signs, which have the same key
+// Separates the tie bits from the signs, which have the same key.
+constexpr std::uint64_t kTies = 0x7469657300000000;
 
 std::uint16_t deviation_at(const PlanesHead& head, std::span<const std::byte> payload, int bits) {
     if (bits == 1) return head.gain_one;
@@ -67,7 +68,7 @@ void encode_scalar(const EncodeRun& run) {
             for (int p = 0; p < run.planes; ++p) words[p] |= (q >> (kMaxPlanes - 1 - p) & 1) << k;
             zeros |= std::uint64_t{z == 0} << k;
         }
-        // Zeros with a tie bit get the code below zero's: all bits change.
+        // Zeros with a tie bit get the code just below that of zero: all of its bits are inverted.
         const std::uint64_t tied = zeros ? zeros & mix(run.tie_key + g) : 0;
         for (int p = 0; p < run.planes; ++p) {
             words[p] ^= tied;

@@ -1,4 +1,4 @@
-// Decoding planes with AVX2: words of planes become codes by transposing small matrices of bits.
+// Decoding planes with AVX2: the words of the planes become codes by transposing small bit matrices.
 #include "codec/planes_kernels.hpp"
 
 #if defined(__x86_64__)
@@ -19,21 +19,21 @@ TAILCUT_AVX2_INLINE __m256i swap_bits(__m256i x, long long mask, int by) {
     return _mm256_xor_si256(x, _mm256_xor_si256(t, _mm256_slli_epi64(t, by)));
 }
 
-// Each 64 bits are a matrix of 8 rows of a byte.
+// Each 64 bits are a matrix of 8 rows, one byte each.
 TAILCUT_AVX2_INLINE __m256i transpose_bits(__m256i x) {
     x = swap_bits(x, 0x00AA00AA00AA00AA, 7);
     x = swap_bits(x, 0x0000CCCC0000CCCC, 14);
     return swap_bits(x, 0x00000000F0F0F0F0, 28);
 }
 
-// A plane's word of a granule; zeros for planes from `end` on.
+// A plane's word of a granule; zero for planes from `end` on.
 TAILCUT_AVX2_INLINE __m128i word_of(const DecodeRun& run, int plane, std::size_t g, int end) {
     if (plane >= end) return _mm_setzero_si128();
     return _mm_loadl_epi64(
         reinterpret_cast<const __m128i*>(run.from.word(static_cast<std::size_t>(plane), g)));
 }
 
-// Planes [plane, plane + count) of a granule as 64 bytes, the first plane's bit on top.
+// Planes [plane, plane + count) of a granule as 64 bytes, with the first plane in the top bit.
 template <int count>
 TAILCUT_AVX2_INLINE void bytes_of(const DecodeRun& run, int plane, std::size_t g, std::uint8_t* bytes) {
     __m128i row[8];
@@ -53,7 +53,7 @@ TAILCUT_AVX2_INLINE __m256i eight(const std::uint8_t* bytes) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
 }
 
-// With a mask, because gcc 12 warns of what its gather without one leaves undefined.
+// The masked gather is used because gcc 12 warns about a value that the unmasked one leaves undefined.
 TAILCUT_AVX2_INLINE __m256 gather_pieces(const double* pieces, __m128i index) {
     const __m256d all = _mm256_castsi256_pd(_mm256_set1_epi64x(-1));
     return _mm256_castpd_ps(_mm256_mask_i32gather_pd(_mm256_setzero_pd(), pieces, index, all, 8));
@@ -71,13 +71,14 @@ TAILCUT_AVX2_INLINE __m256 means_of(__m256i prefix, const Centroids& means) {
     } else {
         constexpr int below = bits - kTableBits - 1;
         constexpr float step = 1.0f / (1 << below);
-        const auto* pieces = reinterpret_cast<const double*>(means.pieces.data());  // both floats at once
+        // Loads both floats of a piece at once.
+        const auto* pieces = reinterpret_cast<const double*>(means.pieces.data());
         const __m256i piece = _mm256_srli_epi32(m, below);
         const __m256 a = gather_pieces(pieces, _mm256_castsi256_si128(piece));
         const __m256 b = gather_pieces(pieces, _mm256_extracti128_si256(piece, 1));
         const __m256 c = _mm256_permute2f128_ps(a, b, 0x20), d = _mm256_permute2f128_ps(a, b, 0x31);
         const __m256 begin = _mm256_shuffle_ps(c, d, 0x88), width = _mm256_shuffle_ps(c, d, 0xDD);
-        // c holds pieces 0 1 | 4 5 and d 2 3 | 6 7, so both are in order.
+        // c holds pieces 0 1 | 4 5 and d holds 2 3 | 6 7, so both results are in order.
         const __m256 low = _mm256_cvtepi32_ps(_mm256_and_si256(m, _mm256_set1_epi32((1 << below) - 1)));
         const __m256 at =
             _mm256_add_ps(_mm256_mul_ps(low, _mm256_set1_ps(step)), _mm256_set1_ps(0.5f * step));
@@ -92,17 +93,17 @@ TAILCUT_AVX2_INLINE void put(float* out, __m256 values) {
     _mm256_storeu_ps(out, add ? _mm256_add_ps(_mm256_loadu_ps(out), values) : values);
 }
 
-// 16 floats by their lower and their upper halves.
+// 16 floats, given by the lower and the upper halves of their bits.
 template <bool add>
 TAILCUT_AVX2_INLINE void put_halves(float* out, __m256i lower, __m256i upper) {
     put<add>(out, _mm256_castsi256_ps(_mm256_unpacklo_epi16(lower, upper)));
     put<add>(out + 8, _mm256_castsi256_ps(_mm256_unpackhi_epi16(lower, upper)));
 }
 
-// Up to four bits: the means are 16 floats, each byte of which a shuffle looks up for 32 coordinates at once.
+// Up to four bits there are 16 means. A shuffle looks up one byte of them for 32 coordinates at once.
 template <int bits, bool add>
 TAILCUT_AVX2 void decode_short(const DecodeRun& run, const Centroids& means) {
-    alignas(16) std::uint8_t bytes[4][16];  // of the means, by place within a float
+    alignas(16) std::uint8_t bytes[4][16];  // of the means: by byte within the float, then by code
     for (std::uint32_t code = 0; code < 16; ++code) {
         const auto value = std::bit_cast<std::uint32_t>(means.of(code >> (4 - bits), bits) * run.sigma);
         for (std::size_t c = 0; c < 4; ++c) bytes[c][code] = static_cast<std::uint8_t>(value >> (8 * c));
@@ -112,13 +113,15 @@ TAILCUT_AVX2 void decode_short(const DecodeRun& run, const Centroids& means) {
         column[c] = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes[c])));
     const __m256i nibble = _mm256_set1_epi8(15);
     for (std::size_t g = run.first; g < run.last; ++g) {
-        // Four bytes, of planes 4 to 1, are two 4x4 matrices of bits: of coordinates 0 to 3 of eight, and 4 to 7.
+        // Four bytes, one from each of planes 4 to 1, are two 4x4 bit matrices: one of coordinates 0 to 3 of
+        // eight, one of 4 to 7.
         const __m128i ab = _mm_unpacklo_epi8(word_of(run, 3, g, bits), word_of(run, 2, g, bits));
         const __m128i cd = _mm_unpacklo_epi8(word_of(run, 1, g, bits), word_of(run, 0, g, bits));
         __m256i x = _mm256_set_m128i(_mm_unpackhi_epi16(ab, cd), _mm_unpacklo_epi16(ab, cd));
         x = swap_bits(x, 0x00AA00AA00AA00AA, 7);
         x = swap_bits(x, 0x0000CCCC0000CCCC, 14);
-        // The former go to the lower lanes and the latter to the upper ones, where unpacking leaves them in order.
+        // The former go to the lower lanes and the latter to the upper lanes, so that unpacking leaves them
+        // in order.
         const __m256i former = _mm256_and_si256(x, nibble);
         const __m256i latter = _mm256_and_si256(_mm256_srli_epi16(x, 4), nibble);
         const __m256i codes[2] = {_mm256_permute2x128_si256(former, latter, 0x20),

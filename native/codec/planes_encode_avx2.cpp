@@ -13,7 +13,8 @@
 namespace tailcut::codec {
 namespace {
 
-// Without quantize()'s bounds, which packing sets: a block's |t| is below its √d, far from where integers end.
+// Omits quantize()'s bounds because packing saturates: a block's |t| is below √d, far from the end of the
+// integers.
 TAILCUT_AVX2_INLINE __m256i codes8(__m256 t) {
     const __m256 one = _mm256_set1_ps(1.0f);
     const __m256 s = _mm256_min_ps(_mm256_fmsub_ps(t, t, one), one);
@@ -23,8 +24,8 @@ TAILCUT_AVX2_INLINE __m256i codes8(__m256 t) {
     return _mm256_cvttps_epi32(_mm256_fmadd_ps(t, p, _mm256_set1_ps(32768.0f)));
 }
 
-// 32 codes as their upper and their lower bytes, in order. `middle` tells whether one of them may be a zero's, which
-// is cheaper to see here than on the coordinates.
+// 32 codes, split into upper and lower bytes, in order. `middle` tells whether one of them may be the code of
+// a zero: that is cheaper to test here than on the coordinates.
 struct Bytes {
     __m256i upper, lower;
 };
@@ -50,7 +51,8 @@ TAILCUT_AVX2_INLINE void put_top_bits(std::byte* to, __m256i a, __m256i b) {
     std::memcpy(to, halves, sizeof halves);
 }
 
-// Zeros with a tie bit get the code below zero's: all bits change. Rarely called, after the words have been written.
+// Zeros with a tie bit get the code just below that of zero: all of its bits are inverted. Rarely called,
+// after the words have been written.
 TAILCUT_AVX2 [[gnu::noinline]] void break_ties(const EncodeRun& run, std::size_t g) {
     std::uint64_t tied = 0;
     for (std::size_t r = 0; r < 8; ++r) {

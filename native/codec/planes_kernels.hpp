@@ -1,4 +1,5 @@
-// The kernels behind planes.hpp, on whole granules, and the arithmetic of the code that all of them share.
+// The kernels behind planes.hpp, which work on whole granules, and the arithmetic of the code that they
+// share.
 #pragma once
 
 #include <array>
@@ -11,16 +12,17 @@
 
 namespace tailcut::codec {
 
-// 65536·Φ(√8·t) = 32768 + t·P(t² - 1) for t² <= 2, to 0.045 of a cell of 16 bits: least squares on Chebyshev points,
-// weighted until the errors were even. Beyond that P stays what it is at the end, and the code ends at 0 or 65535.
+// 65536·Φ(√8·t) = 32768 + t·P(t² - 1) for t² <= 2, accurate to 0.045 of a 16-bit cell: a least-squares fit on
+// Chebyshev points, reweighted until the errors were even. Beyond that range P keeps its last value, and the
+// code saturates at 0 or 65535.
 inline constexpr std::array<float, 10> kPhi = {32614.7589f, -15629.9532f, 10365.9154f, -6836.81936f,
                                                4194.23357f, -2304.28888f, 1094.47294f, -525.257682f,
                                                289.49318f,  -93.5793396f};
 
-// Fused multiply-adds, in all kernels: half of the operations, and one rounding everywhere. Processors that have none
-// get the same bits from the library, slowly.
+// The code of one coordinate; `t` is y/(1.6·√8). Zero is the lower end of the upper half.
 //
-// The code of one coordinate, of which zero is the lower end of the upper half. `t` is y/(1.6·√8).
+// All kernels use fused multiply-adds: they halve the operations and round in the same places. On processors
+// without them the library computes the same bits, slowly.
 inline std::uint32_t quantize(float t) {
     float s = std::fma(t, t, -1.0f);
     s = s < 1.0f ? s : 1.0f;
@@ -33,8 +35,8 @@ inline std::uint32_t quantize(float t) {
 // The codes of eight neighbours.
 void quantize8(const float* z, float unit, std::uint32_t* codes);
 
-// Where the planes are: the first, and the others one stride apart. A plane has a word of 8 bytes for each granule,
-// whose bit k is that of coordinate k.
+// Where the planes are: the first one, and the second one with the others a stride apart. A plane has a word
+// of 8 bytes for each granule; bit k of the word belongs to coordinate k.
 template <typename Byte>
 struct PlaneBytes {
     Byte* first;
@@ -46,7 +48,7 @@ struct PlaneBytes {
     }
 };
 
-// `unit` makes t of a coordinate; the tie bits of granule g are mix(tie_key + g).
+// A coordinate times `unit` is the t of quantize(). The tie bits of granule g are mix(tie_key + g).
 struct EncodeRun {
     const float* z;
     std::size_t granules;
@@ -56,7 +58,7 @@ struct EncodeRun {
     PlaneBytes<std::byte> to;
 };
 
-// Granules [first, last) of a packet, which have `bits` bits each. `out` is that of granule 0.
+// Granules [first, last) of a packet, which have `bits` bits each. `out` points to granule 0.
 struct DecodeRun {
     PlaneBytes<const std::byte> from;
     std::size_t first, last;

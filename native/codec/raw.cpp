@@ -8,7 +8,8 @@
 namespace tailcut::codec {
 namespace {
 
-// Vectors of the compiler's: the same source becomes one AVX2 or two SSE operations. No type crosses a call.
+// Vector extensions of the compiler: the same source becomes one AVX2 or two SSE operations. These types do
+// not cross a call.
 using Floats = float __attribute__((vector_size(32)));
 using Words = std::int32_t __attribute__((vector_size(32)));
 constexpr std::size_t kWidth = 8;
@@ -56,7 +57,8 @@ template <bool power_of_two>
             }
 #pragma GCC unroll 4
         for (std::size_t v = 0; v < 4; ++v) {
-            sum[v] = power_of_two ? sum[v] * factor : sum[v] / divisor;  // the same bits for a power of two
+            // Multiplying gives the same bits as dividing if the divisor is a power of two.
+            sum[v] = power_of_two ? sum[v] * factor : sum[v] / divisor;
             Words bits;
             std::memcpy(&bits, &sum[v], sizeof bits);
             found |= (bits & 0x7F800000) == 0x7F800000;
@@ -76,14 +78,15 @@ template <bool power_of_two>
 }
 
 [[gnu::always_inline]] inline bool scan_body(std::span<const float> values) {
-    constexpr std::size_t kTile = 1024;  // stop early, at a tile's end
+    constexpr std::size_t kTile = 1024;  // a non-finite value is noticed at a tile's end
     std::size_t at = 0;
     for (; at + kTile <= values.size(); at += kTile)
         if (non_finite(values.data() + at, kTile)) return true;
     return non_finite(values.data() + at, values.size() - at) != 0;
 }
 
-// The same body for wider registers. Sums and quotients of single coordinates have the same bits either way.
+// The same body compiled for wider registers. Per-coordinate sums and quotients have the same bits either
+// way.
 #if defined(__x86_64__)
 [[gnu::target("avx2")]] bool mean_avx2(std::span<const float* const> sources, float divisor,
                                        std::size_t count, float* out) {

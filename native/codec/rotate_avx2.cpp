@@ -1,7 +1,8 @@
-// The rotation with AVX2: strides 1 to 32 in registers on 64 coordinates at a time, then up to sixteen-fold passes
-// in L1. A block that is larger than L1 is done tile by tile, and a last pass joins the tiles.
+// The rotation with AVX2: strides 1 to 32 run in registers on 64 coordinates at a time, then passes of up to
+// sixteen-fold run in L1. A block larger than L1 is processed tile by tile, and a last pass joins the tiles.
 //
-// Fused multiply-adds with 1 or -1 round as the additions that they stand for, and run on ports that those leave idle.
+// Fused multiply-adds with 1 or -1 round like the additions that they replace, and use ports that additions
+// leave idle.
 #include "codec/rotate_kernels.hpp"
 
 #if defined(__x86_64__)
@@ -19,20 +20,21 @@ namespace tailcut::codec {
 namespace {
 
 constexpr std::size_t kTile = 4096;
-constexpr std::size_t kLine = 16;  // of the cache, in floats
+constexpr std::size_t kLine = 16;  // floats of a cache line
 
 // What happens to a coordinate before the first butterfly or after the last one.
 enum class Edge { kNone, kSigns, kScale, kScaleSigns };
 
 struct Pass {
-    const std::uint64_t* signs;  // of the first coordinate of the pass
+    const std::uint64_t* signs;  // of the pass's first coordinate
     float factor;
 };
 
-// Lines that will be wanted, asked for at an even pace by every 64 coordinates of every pass, so that memory works
-// while the processor is busy in the caches. Four lines are due for 64 coordinates of a block.
+// Prefetches cache lines at an even pace, with every 64 coordinates of every pass, so that memory works while
+// the processor computes in the caches. A block needs four lines per 64 coordinates.
 //
-// Of `out`: all before the last pass, and no further than the block, as what follows may be another thread's.
+// WriteAhead prefetches `out`. It is done before the last pass, and it stops at the block's end because what
+// follows may belong to another thread.
 class WriteAhead {
 public:
     WriteAhead(const float* from, const float* end) : at_(from), end_(end) {}
@@ -54,8 +56,8 @@ private:
     const float* end_;
 };
 
-// Of `in` too. The last pass reads for the block that follows in memory, which no hardware foresees; if none does,
-// nothing is lost, as prefetches never fault.
+// Prefetches `in` as well. During the last pass it prefetches the block that follows in memory, which no
+// hardware predicts. If no block follows, this does no harm: prefetches never fault.
 class ReadAhead {
 public:
     ReadAhead(const float* in, float* out, std::size_t n) : at_(in + kLead), out_(out + kTile, out + n) {}
@@ -71,7 +73,8 @@ public:
     TAILCUT_AVX2_INLINE void in_last_pass() { line(); }
 
 private:
-    // The passes before the last read three quarters of a block of 2^15; the rest has to be there already. And a page.
+    // The passes before the last prefetch three quarters of a block of 2^15, so the lead is the remaining
+    // quarter, and a page more.
     static constexpr std::size_t kLead = 2 * kTile + 1024;
 
     TAILCUT_AVX2_INLINE void line() {
@@ -112,7 +115,7 @@ TAILCUT_AVX2_INLINE void across(__m256 (&v)[n]) {
             }
 }
 
-// Strides 1, 2, 4: the partner's value plus or minus the own one.
+// Strides 1, 2, 4: the partner's value plus or minus the lane's own.
 TAILCUT_AVX2_INLINE __m256 within(__m256 v) {
     const __m256 odd = _mm256_setr_ps(1, -1, 1, -1, 1, -1, 1, -1);
     const __m256 pairs = _mm256_setr_ps(1, 1, -1, -1, 1, 1, -1, -1);
@@ -126,7 +129,7 @@ TAILCUT_AVX2_INLINE __m256 within(__m256 v) {
 template <Edge before, Edge after, typename Ahead>
 TAILCUT_AVX2 void first_pass(const float* in, float* out, std::size_t n, const Pass& pass, SumLanes* sums,
                              Ahead& shared) {
-    Ahead ahead = shared;  // in registers
+    Ahead ahead = shared;  // a copy, so that it stays in registers
     __m256 squares[2], fourths[2];
     if constexpr (before == Edge::kSigns)
         for (std::size_t l = 0; l < 2; ++l) {
@@ -189,7 +192,7 @@ void any_pass(std::size_t radix, const float* in, float* out, std::size_t n, std
     if (radix == 16) pass_of<16, after>(in, out, n, h, pass, ahead);
 }
 
-// All strides of n coordinates; the last pass writes to `out`, those before it to `work`.
+// All strides of n coordinates. The last pass writes to `out`, earlier ones to `work`.
 template <Edge before, Edge after, typename Ahead>
 void transform(const float* in, float* work, float* out, std::size_t n, const Pass& pass, SumLanes* sums,
                Ahead& ahead) {

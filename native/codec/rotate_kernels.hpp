@@ -1,4 +1,5 @@
-// The kernels behind rotate.hpp. `signs` holds a bit for each coordinate, and 4 bytes more that are not used.
+// The kernels behind rotate.hpp. `signs` holds one bit per coordinate, followed by 4 bytes that are read but
+// not used.
 #pragma once
 
 #include <cstddef>

@@ -11,11 +11,12 @@
 namespace tailcut::codec {
 namespace {
 
-// The norm is shared by (Σx²)²/Σx⁴ coordinates. Of equal ones, the worst case, 4096 leave the gains within 0.003.
+// (Σx²)²/Σx⁴ is the number of coordinates that share the norm. In the worst case, equal coordinates, 4096 of
+// them keep the gains within 0.003.
 constexpr float kEnough = 4096;
-// Mean squares between which neither Σx² nor Σx⁴ of a block leaves the normal range.
+// Between these mean squares, neither Σx² nor Σx⁴ of a block leaves the normal range.
 constexpr float kLeast = 0x1p-56f, kMost = 0x1p56f;
-constexpr float kFar = 5;  // σ; further out cells are wide, and at 6.7 the code ends
+constexpr float kFar = 5;  // in σ; cells are wide beyond it, and the code ends at 6.7
 constexpr std::size_t kLanes = 16;
 
 float largest(std::span<const float> x) {
@@ -29,7 +30,8 @@ void times_power_of_two(std::span<const float> in, std::span<float> out, int exp
     for (std::size_t k = 0; k < in.size(); ++k) out[k] = static_cast<float>(in[k] * factor);
 }
 
-// For coordinates that have been multiplied by 2^exponent. The unit goes with sigma as it is sent, rounded.
+// The scale of coordinates that have been multiplied by 2^exponent. The unit is computed from sigma as sent,
+// after rounding.
 Scale scale_from(float mean_square, int exponent, bool gaussian) {
     Scale scale;
     scale.sigma = static_cast<float>(std::ldexp(double{std::sqrt(mean_square)}, -exponent));
@@ -61,7 +63,7 @@ float sum_of_squares(std::span<const float> z) {
 Scale rotate_and_scale(std::span<const float> in, std::span<float> out, std::uint64_t key) {
     const auto n = static_cast<float>(in.size());
     const auto gaussian = [](PowerSums sums) { return sums.squares * sums.squares > kEnough * sums.fourths; };
-    // Looked at before, and not after, the rotation: `out` may be `in`.
+    // The rotation overwrites `in` if `out` is the same memory, so its largest value is found beforehand.
     const float most = out.data() == in.data() ? largest(in) : 0;
     const auto in_range = [&](float mean_square) { return mean_square > kLeast && mean_square < kMost; };
     if (out.data() != in.data() || (most * most > kLeast * n && most * most < kMost)) {

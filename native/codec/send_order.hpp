@@ -1,8 +1,9 @@
 // The order in which the packets of a shard are sent.
 //
-// Blocks are taken in stripes of kStripeBlocks, the last of which also takes the short blocks at the end. Within a
-// stripe the packets take turns: the first of each block, the second of each, and so on. A burst of losses then
-// costs several blocks a part, which the rotation spreads evenly over their coordinates, and not one block all.
+// Blocks are taken in stripes of kStripeBlocks; the last stripe also takes the short blocks at the shard's
+// end. Within a stripe the blocks take turns: the first packet of each, then the second of each, and so on. A
+// burst of losses then costs several blocks a part each, which the rotation spreads evenly over their
+// coordinates, instead of costing one block everything.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +20,7 @@ inline constexpr std::uint32_t kStripeGranules = kStripeBlocks * kBlock / kGranu
 // Granules [first, last) of a shard, all of one block.
 struct PacketRun {
     std::uint32_t first, last;
-    std::uint32_t block;  // of the stripe
+    std::uint32_t block;  // index within the stripe
 };
 
 struct Stripe {
@@ -62,12 +63,12 @@ public:
 
     Stripe stripe(std::uint32_t index) const {
         Stripe stripe{blocks_of(index), {}};
-        const std::uint32_t turns = packets_of(stripe.blocks.front().length);  // of the longest
+        const std::uint32_t turns = packets_of(stripe.blocks.front().length);  // of the longest block
         for (std::uint32_t turn = 0; turn < turns; ++turn)
             for (std::uint32_t b = 0; b < stripe.blocks.size(); ++b) {
                 const BlockSpan& block = stripe.blocks[b];
                 const std::uint32_t granules = block.length / kGranule, first = turn * packet_granules_;
-                if (first >= granules) break;  // and so have all that follow, which are no longer
+                if (first >= granules) break;  // the blocks that follow are not longer
                 const std::uint32_t last = std::min(first + packet_granules_, granules);
                 const std::uint32_t begin = block.begin / kGranule;
                 stripe.packets.push_back({begin + first, begin + last, b});

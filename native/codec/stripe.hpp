@@ -1,4 +1,4 @@
-// Packets of one stripe, coded into slots: what a sender does with its bucket and an owner with its mean.
+// Codes the packets of one stripe into slots. A sender does this with its bucket, an owner with its mean.
 #pragma once
 
 #include <array>
@@ -12,13 +12,14 @@
 
 namespace tailcut::codec {
 
-// Room for a granule, wherever packets begin: all planes, and the gains of a packet of one granule.
+// Room for a granule, wherever packets begin: all planes, and the gains of a packet that has only this
+// granule.
 inline constexpr std::size_t kSlotBytes =
     8 * wire::kMaxPlanes + wire::gain_table_bytes(wire::kMaxPlanes, true);
 static_assert(kSlotBytes % sizeof(float) == 0);
 inline constexpr std::size_t kSlotFloats = kSlotBytes / sizeof(float);
 
-// The rotated blocks of one stripe. Blocks lie in `z` as they do in the shard.
+// The rotated blocks of one stripe, laid out in `z` as in the shard.
 struct RotatedStripe {
     std::vector<BlockSpan> blocks;
     std::span<float> z;
@@ -30,13 +31,14 @@ struct RotatedStripe {
     bool non_finite() const;
 };
 
-// Rotates the stripe of a shard into `z`; the shard may end within its last granule.
+// Rotates a stripe of a shard into `z`. The shard may end within its last granule.
 RotatedStripe rotate_stripe(std::span<const float> shard, std::vector<BlockSpan> blocks,
                             const BlockKeys& keys, std::span<float> z);
 
-// Codes the runs, each into the slots from its first granule on; `slots` begin with the stripe's first granule. Returns
-// what the headers of each block's packets say, but for their granules, and the error of decoding them as a share of the
-// block's energy. All packets have gains or none has: packets of equal length travel in one system call.
+// Codes each run into the slots that begin with its first granule; `slots` begins with the stripe's first
+// granule. Returns, for each block, the head of its packets without the number of granules, and the error of
+// decoding them as a share of the block's energy. Either all packets have gains or none has, because only
+// packets of equal length travel in one system call.
 struct CodedBlock {
     PlanesHead head;
     double noise;

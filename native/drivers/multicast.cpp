@@ -19,8 +19,8 @@ void set(int descriptor, int level, int name, const Value& value, const char* wh
         throw std::system_error(errno, std::generic_category(), what);
 }
 
-// The interface's own datagrams come back to a member if others of this host are members: dropped by the kernel,
-// before they take room in the buffer. A UDP socket's filter begins at the UDP header.
+// Datagrams of this interface come back to a member if other sockets of this host are members too. The kernel
+// drops them before they take room in the buffer. The filter of a UDP socket begins at the UDP header.
 void drop_own(int descriptor, std::uint32_t own_ipv4, std::uint16_t own_port) {
     constexpr std::uint32_t kIpSource = 12, kUdpSource = 0;
     sock_filter filter[] = {
@@ -53,7 +53,7 @@ int open_member(const MulticastGroup& group, std::uint16_t own_port) {
     try {
         drop_own(descriptor, group.interface_ipv4, own_port);
         set(descriptor, SOL_SOCKET, SO_REUSEADDR, 1, "SO_REUSEADDR");
-        // Only what comes by the interface, whatever else this host has joined.
+        // Receives only what comes through the interface, whatever else this host has joined.
         set(descriptor, IPPROTO_IP, IP_MULTICAST_ALL, 0, "IP_MULTICAST_ALL");
         sockaddr_in address{};
         address.sin_family = AF_INET;

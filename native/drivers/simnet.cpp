@@ -10,7 +10,7 @@ enum Alarm : std::uint8_t { kTimer, kEnter, kThaw, kWake, kInject };
 
 constexpr std::uint64_t kEventsPerGlance = 1 << 16;
 
-// What is in a packet. Its copies share it.
+// The content of a packet, which its copies share.
 struct Datagram {
     std::vector<std::byte> bytes;
     std::uint32_t copies = 0;
@@ -133,10 +133,10 @@ void Sim::on_alarm(const sim::Happening& alarm) {
         datagrams_[tag].copies = 1;
         return deliver({rank, rank, static_cast<std::uint32_t>(datagrams_[tag].bytes.size()), tag, {}});
     }
-    if (alarm.alarm == kTimer && now() != host.timer_at) return;  // overtaken by an earlier one
+    if (alarm.alarm == kTimer && now() != host.timer_at) return;  // an earlier alarm has replaced it
     if (alarm.alarm == kTimer) host.timer_at = kNever;
     if (freezes_.frozen(rank, now()) || host.closed) return;
-    if (alarm.alarm == kThaw) {  // first what waited in the socket, then the clock
+    if (alarm.alarm == kThaw) {  // reads what waited in the socket before time goes on
         std::vector<sim::Packet> waiting;
         waiting.swap(host.socket);
         host.socket_bytes = 0;
@@ -185,7 +185,7 @@ void Sim::plan_entry(Rank rank) {
         host.leaving = true;
         host.linger_until = now() + spec_.linger;
         host.core->say_goodbye();
-        network_.alarm(now(), rank, kWake);  // a rank without ops has no other occasion to say it
+        network_.alarm(now(), rank, kWake);  // a rank without ops has no other occasion to say goodbye
         network_.alarm(host.linger_until, rank, kWake);
         return;
     }
@@ -211,7 +211,8 @@ void Sim::enter(Rank rank) {
                       spec_.decide ? spec_.decide(rank, now(), length) : fixed_terms(rank));
 }
 
-// After anything has happened to a rank: send what it wants to send, take its reports, set its timer.
+// Called after anything has happened to a rank: sends what it wants to send, takes its reports and sets its
+// timer.
 void Sim::pump(Rank rank) {
     Host& host = hosts_[rank];
     for (;;) {
@@ -286,10 +287,10 @@ std::uint32_t Sim::new_datagram(std::span<const std::byte> head, std::span<const
     return tag;
 }
 
-// As it arrives: perhaps trimmed, perhaps damaged. Valid until the next question.
+// The bytes as they arrive, possibly trimmed or damaged. They are valid until the next call.
 std::span<const std::byte> Sim::bytes_of(const sim::Packet& packet) {
     std::span<const std::byte> whole = datagrams_[packet.tag].bytes;
-    if (whole.size() < packet.bytes) {  // elided: nobody looks behind the header
+    if (whole.size() < packet.bytes) {  // elided: nobody reads behind the header
         if (elided_.size() < packet.bytes) elided_.resize(packet.bytes);
         std::copy(whole.begin(), whole.end(), elided_.begin());
         whole = elided_;

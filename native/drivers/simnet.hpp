@@ -1,4 +1,5 @@
-// Many endpoints in one process, on a simulated network in virtual time: every fault is a function of the seed.
+// Many endpoints in one process, on a simulated network in virtual time: every fault is a function of the
+// seed.
 //
 //   endpoint -> the network (sim/network.hpp) -> receiver's socket buffer -> endpoint
 //
@@ -32,7 +33,7 @@ struct Injection {
 
 struct SimSpec : sim::NetworkSpec {
     Rank ranks = 1;
-    Rank rows = 1;  // of a grid
+    Rank rows = 1;  // rows of a grid
     // the hosts
     std::vector<Freeze> freezes;
     std::vector<Injection> injections;
@@ -40,28 +41,28 @@ struct SimSpec : sim::NetworkSpec {
     codec::PacketLimits limits{1280, 0};
     wire::Codec codec = wire::Codec::kRaw;
     bool resend = false, paced = false;
-    bool multicast = false;  // every rank hears that of every other,
-    std::vector<Rank> deaf;  // but for these
+    bool multicast = false;  // every rank hears that of every other, except for those in `deaf`
+    std::vector<Rank> deaf;  // ranks that hear no multicast
     std::size_t pool_bytes = 1 << 24;
     Seq window_ops = 64;
     Seq first_seq = 0;
     Terms terms;
-    std::vector<int> planes_by_rank;  // instead of those of the terms; or none
+    std::vector<int> planes_by_rank;  // in place of those of the terms; empty: those of the terms
     Duration linger = 0;
-    // the program: rank r enters op k compute[k][r] after it has entered op k - 1 and finished op k - depth
+    // The program: rank r enters op k compute[k][r] after it has entered op k - 1 and ended op k - depth.
     std::vector<std::vector<Duration>> compute;
     std::vector<Seq> ops_by_rank;  // how many ops each rank does before it says goodbye
-    std::vector<std::size_t>
-        resync_before;  // by rank: the op before which it declares its state copied; or none
+    // By rank: the op before which it declares its state copied; or empty.
+    std::vector<std::size_t> resync_before;
     Seq depth = 1;
-    // policies, if there are any: terms for an op at its entry, and what came of it
+    // Policies, if there are any: the terms of an op at its entry, and what came of it.
     std::function<Terms(Rank rank, Time now, std::uint32_t bucket_len)> decide;
     std::function<void(Rank rank, Time now, const OpReport& report)> observe;
-    // asked now and then, with the ops that have ended on all ranks together; may throw
+    // Called now and then with the number of ops that have ended over all ranks; may throw.
     std::function<void(std::uint64_t ended_ops)> glance;
     bool record = false;
-    bool elided = false;     // packets without values: buckets are looked at for their lengths only
-    bool summaries = false;  // instead of reports, which grow with ranks² an op
+    bool elided = false;     // packets carry no values; only the lengths of buckets matter
+    bool summaries = false;  // instead of reports, which grow with ranks² per op
 };
 
 struct SimPacket {  // one line of the record: a DATA packet that an endpoint was handed, or that was dropped
@@ -73,17 +74,17 @@ struct SimPacket {  // one line of the record: a DATA packet that an endpoint wa
     bool damaged;
 };
 
-// A report in a few numbers: sums over all ranks, of coordinates where nothing else is said.
+// A report in a few numbers: sums over all ranks, in coordinates unless stated otherwise.
 struct OpSummary {
     Rank rank = 0;
     Ticket op = 0;
     Time entered_at = 0, closed_at = 0, ended_at = 0;  // closed: SCATTER of the own shard
-    // Of contributions to the own shard, those of all ranks together
+    // Of the contributions to the own shard by all ranks together.
     std::uint64_t scatter_coords = 0, scatter_missing = 0;
     std::uint64_t gather_missing = 0, gather_empty = 0;
-    std::uint64_t column_coords = 0, column_missing = 0;  // in a grid, of the sums of rows
+    std::uint64_t column_coords = 0, column_missing = 0;  // in a grid: of the sums of rows
     std::uint64_t sent_packets = 0, sent_bytes = 0, received_packets = 0, trimmed_packets = 0;
-    std::uint64_t late_coords = 0;  // as OpReport
+    std::uint64_t late_coords = 0;  // as in OpReport
 
     template <typename Visit>
     static constexpr void visit_fields(Visit&& visit) {

@@ -19,10 +19,11 @@
 namespace tailcut {
 namespace {
 
-constexpr std::size_t kMaxSegments = 44;  // one kernel traversal: at most 64 segments and 64 KiB
+constexpr std::size_t kMaxSegments = 44;  // per kernel traversal: at most 64 segments and 64 KiB
 constexpr std::size_t kControlBytes = CMSG_SPACE(sizeof(std::uint16_t)) + CMSG_SPACE(sizeof(int));
 
-// 1 MiB as the kernel counts, which is 455 packets of MTU 1500: well below the 1,000 that interfaces queue by default.
+// The kernel counts this as 1 MiB, which is 455 packets of MTU 1500: well below the 1,000 that interfaces
+// queue by default.
 constexpr int kSendBufferBytes = 512 * 1024;
 
 std::size_t datagram_bytes(const Outgoing& packet) { return wire::kHeaderBytes + packet.payload.size(); }
@@ -45,7 +46,7 @@ Socket::Socket(std::uint32_t bind_ipv4, std::uint32_t receive_buffer_bytes, bool
     descriptor_ = ::socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (descriptor_ < 0) fail("socket");
     try {
-        // Not more: a larger one lets a sender overrun the queue of its own host, which drops silently.
+        // Not larger: a larger buffer lets a sender overrun its own host's queue, which drops silently.
         if (!try_option(descriptor_, SOL_SOCKET, SO_SNDBUFFORCE, kSendBufferBytes))
             try_option(descriptor_, SOL_SOCKET, SO_SNDBUF, kSendBufferBytes);
         ask_receive_buffer(descriptor_, receive_buffer_bytes);
@@ -113,7 +114,8 @@ std::size_t Socket::receive_batch(int descriptor, std::size_t most) {
     const int got =
         ::recvmmsg(descriptor, messages.data(), static_cast<unsigned>(most), MSG_DONTWAIT, nullptr);
     if (got < 0 && (errno == EBADF || errno == ENOTSOCK)) {
-        // Somebody has closed it. The number may be another file's by now, which must not be closed here.
+        // Another thread has closed the descriptor. Its number may be another file's by now, which must not
+        // be closed here.
         (descriptor == descriptor_ ? descriptor_ : group_descriptor_) = -1;
         fail("recvmmsg");
     }
@@ -135,7 +137,8 @@ std::size_t Socket::receive_batch(int descriptor, std::size_t most) {
     return got > 0 ? static_cast<std::size_t>(got) : 0;
 }
 
-// How many of the first packets can travel as segments of one message: one peer, one size but for the last.
+// How many of the first packets can travel as segments of one message: they go to one peer, and all but the
+// last have the same size.
 std::size_t Socket::group(std::span<const Outgoing> packets) const {
     if (!segments_) return 1;
     const std::size_t size = datagram_bytes(packets[0]);
@@ -155,7 +158,7 @@ std::size_t Socket::send(std::span<const Outgoing> packets, std::span<const Addr
     std::array<iovec, 2 * kBatchPackets> vectors;
     std::array<sockaddr_in, kBatchPackets> names;
     std::array<mmsghdr, kBatchPackets> messages;
-    std::array<std::size_t, kBatchPackets> ends;  // packets up to and with message m
+    std::array<std::size_t, kBatchPackets> ends;  // the first packet after message m
     alignas(cmsghdr) std::array<std::array<char, CMSG_SPACE(sizeof(std::uint16_t))>, kBatchPackets> controls;
 
     std::size_t count = 0;
@@ -211,7 +214,8 @@ std::size_t Socket::send(std::span<const Outgoing> packets, std::span<const Addr
             segments_ = false;  // the path cannot segment after all: the caller sends these again, one by one
             return done;
         }
-        counters_.failed_sends += ends[sent] - done;  // no route, filtered, too large: lost on the way
+        // No route, filtered or too large: counts as lost on the way.
+        counters_.failed_sends += ends[sent] - done;
         ++sent;
     }
     return packets.size();

@@ -1,5 +1,6 @@
 // A UDP socket that moves many packets per system call: sendmmsg and recvmmsg, and segmentation offload (GSO,
-// GRO) where the kernel has it. Non-blocking. Knows datagrams and addresses, nothing of the protocol's meaning.
+// GRO) where the kernel has it. It does not block. It knows datagrams and addresses, and nothing of the
+// protocol's meaning.
 #pragma once
 
 #include <netinet/in.h>
@@ -34,7 +35,7 @@ class Socket {
 public:
     static constexpr std::size_t kMaxDatagramBytes = 65'507;
     static constexpr std::size_t kBatchPackets = 64;
-    // Per call: few large ones, so that their buffers stay in the L2 cache, or many small ones.
+    // Messages per call: few large ones, so that their buffers stay in the L2 cache, or many small ones.
     static constexpr std::size_t kFewestMessages = 8, kMostMessages = 32, kReceiveBytes = 512 * 1024;
 
     // Throws std::system_error when it cannot bind.
@@ -45,8 +46,8 @@ public:
 
     void close();
     void mark(int dscp);
-    // From now on also receives what comes to the group, and sends to it by the group's interface; leaves the one
-    // joined before. Throws std::system_error, and then is a member of none.
+    // From now on also receives what is sent to the group, and sends to it through the group's interface.
+    // Leaves the group joined before. Throws std::system_error, and is then a member of no group.
     void join(const MulticastGroup& group);
     void leave();
     int descriptor() const { return descriptor_; }
@@ -54,16 +55,17 @@ public:
     const Address& group_address() const { return group_address_; }
     std::uint16_t port() const { return port_; }
     std::uint32_t receive_buffer_bytes() const { return receive_buffer_bytes_; }  // as the kernel reports it
-    // What may wait in the kernel to be received.
+    // How many bytes may wait in the kernel to be received.
     std::size_t most_waiting_bytes() const {
         return std::size_t{receive_buffer_bytes_} * (group_descriptor_ >= 0 ? 2 : 1);
     }
     bool segments() const { return segments_; }
     const SocketCounters& counters() const { return counters_; }
 
-    // One recvmmsg for the group, and if it had not more, one for the socket: what asks by unicast after what came to
-    // the group must not overtake it. Hands every datagram, and where it came from, to `visit` and returns whether there may
-    // be more. Throws std::system_error if the descriptor is not a socket any more.
+    // Calls recvmmsg for the group first, and for the socket only if the group had no more: a unicast request
+    // that follows a multicast packet must not overtake it. Hands every datagram and its source address to
+    // `visit`. Returns whether there may be more. Throws std::system_error if the descriptor is not a socket
+    // any more.
     template <typename Visit>
     bool receive(Visit visit) {
         const bool skipped = group_turns_ >= kGroupTurns;
@@ -75,7 +77,7 @@ public:
         return receive_from(descriptor_, visit) || skipped;
     }
 
-    // Sends the packets in order and returns how many were dealt with; the rest found the socket full.
+    // Sends the packets in order. Returns how many were dealt with; the rest found the socket full.
     std::size_t send(std::span<const Outgoing> packets, std::span<const Address> addresses);
 
 private:
@@ -90,7 +92,7 @@ private:
             const std::span<const std::byte> all(buffers_[m].data(), lengths_[m]);
             const std::size_t segment = segment_bytes_[m] ? segment_bytes_[m] : all.size();
             std::size_t at = 0;
-            do {  // an empty datagram is one too
+            do {  // an empty datagram counts as one
                 visit(all.subspan(at, std::min(segment, all.size() - at)), sources_[m]);
                 at += segment;
             } while (at < all.size());
@@ -111,11 +113,11 @@ private:
     SocketCounters counters_;
 
     struct alignas(64) Buffer : std::array<std::byte, kBufferBytes> {};
-    std::vector<Buffer> buffers_{
-        kMostMessages};  // of which only those pages are ever used that were received into
+    // Only pages that were received into are ever used.
+    std::vector<Buffer> buffers_{kMostMessages};
     std::array<std::size_t, kMostMessages> lengths_{}, segment_bytes_{};
     std::array<Address, kMostMessages> sources_;
-    std::size_t longest_ = kBufferBytes;  // message of the last call that had any
+    std::size_t longest_ = kBufferBytes;  // longest message of the last call that received any
 };
 
 }  // namespace tailcut

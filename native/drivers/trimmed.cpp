@@ -17,11 +17,11 @@
 namespace tailcut {
 namespace {
 
-// Offsets in an IPv4 packet, with which a cooked packet socket begins.
+// Offsets in an IPv4 packet, which is what a cooked packet socket delivers.
 constexpr std::uint32_t kTotalLength = 2, kFragment = 6, kProtocol = 9, kIpSource = 12, kUdpDestination = 2;
 constexpr std::size_t kUdpBytes = 8;
 
-// Unfragmented UDP to the port and to this host, shorter than its IP header says.
+// Accepts unfragmented UDP packets to the port and to this host that are shorter than their IP header says.
 std::array<sock_filter, 14> filter_for(std::uint16_t port) {
     constexpr std::uint8_t kDrop = 13;  // the last instruction; jumps count from the next one
     const auto unless = [](std::uint16_t test, std::uint32_t value, std::uint8_t at) {
@@ -40,7 +40,8 @@ std::array<sock_filter, 14> filter_for(std::uint16_t port) {
         load(BPF_LD | BPF_H | BPF_IND, kUdpDestination),
         unless(BPF_JEQ | BPF_K, port, 6),
         load(BPF_LD | BPF_H | BPF_ABS, kFragment),
-        // Any but "don't fragment" makes it a fragment. Jumps if a bit is set: the other way round.
+        // Any bit other than "don't fragment" marks a fragment. JSET jumps if a bit is set, so the targets
+        // are swapped.
         sock_filter BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, 0x3FFF, kDrop - 9, 0),
         load(BPF_LDX | BPF_W | BPF_LEN, 0),
         load(BPF_LD | BPF_H | BPF_ABS, kTotalLength),
@@ -59,7 +60,7 @@ std::array<sock_filter, 14> filter_for(std::uint16_t port) {
 }  // namespace
 
 void TrimmedSocket::open(std::uint16_t port) {
-    // Protocol 0: nothing is received before the filter is there.
+    // Protocol 0: nothing is received before the filter is attached.
     const int descriptor = ::socket(AF_PACKET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (descriptor < 0) fail("AF_PACKET", -1);
     auto filter = filter_for(port);
@@ -91,9 +92,9 @@ std::span<const std::byte> TrimmedSocket::receive_one() {
     std::uint32_t ipv4;
     std::uint16_t port;
     std::memcpy(&ipv4, &buffer_[kIpSource], sizeof ipv4);
-    std::memcpy(&port, &buffer_[ip_bytes], sizeof port);  // with which the UDP header begins
+    std::memcpy(&port, &buffer_[ip_bytes], sizeof port);  // the UDP header begins with it
     source_ = {ntohl(ipv4), ntohs(port)};
-    // What was cut before its payload is an empty datagram.
+    // A packet that was cut before its payload is an empty datagram.
     return {buffer_.data() + std::min(headers, bytes), bytes - std::min(headers, bytes)};
 }
 

@@ -1,6 +1,7 @@
-// Receives what an ordinary UDP socket never sees: datagrams that a switch has cut without correcting their lengths.
-// The kernel drops those, as their IP header promises more bytes than came, but an AF_PACKET socket sees them before;
-// its filter picks exactly them, so that nothing is received twice. Needs CAP_NET_RAW. Non-blocking.
+// Receives datagrams that a switch has cut without correcting their lengths, which an ordinary UDP socket
+// never sees. The kernel drops them because their IP header promises more bytes than came. An AF_PACKET
+// socket sees them before that; its filter accepts only them, so nothing is received twice. Needs
+// CAP_NET_RAW. It does not block.
 #pragma once
 
 #include <array>
@@ -19,13 +20,12 @@ public:
     TrimmedSocket(const TrimmedSocket&) = delete;
     TrimmedSocket& operator=(const TrimmedSocket&) = delete;
 
-    // For datagrams to this UDP port. Throws std::system_error, EPERM if that is not permitted.
+    // For datagrams to this UDP port. Throws std::system_error, with EPERM if that is not permitted.
     void open(std::uint16_t port);
     void close();
     int descriptor() const { return descriptor_; }  // -1: not open, and receive() finds nothing
 
-    // Hands the UDP payloads that are left, and where they came from, to `visit`, at most `most` of them. Returns how
-    // many.
+    // Hands at most `most` trimmed UDP payloads and their source addresses to `visit`. Returns how many.
     template <typename Visit>
     std::size_t receive(std::size_t most, Visit visit) {
         std::size_t count = 0;
@@ -38,11 +38,11 @@ public:
     }
 
 private:
-    std::span<const std::byte> receive_one();  // without data: there is none
+    std::span<const std::byte> receive_one();  // its data() is null if there is none
 
     int descriptor_ = -1;
-    Address source_;                      // of the latest
-    std::array<std::byte, 9216> buffer_;  // a jumbo frame
+    Address source_;                      // of the latest datagram
+    std::array<std::byte, 9216> buffer_;  // the size of a jumbo frame
 };
 
 }  // namespace tailcut

@@ -24,13 +24,14 @@ Time clock_now() {
         .count();
 }
 
-// Receiving and sending take turns, so that neither a flood nor a large bucket keeps the other side waiting, in
-// rounds small enough for what was just reduced to be in cache when it is sent.
+// Receiving and sending take turns, so that neither a flood nor a large bucket keeps the other side waiting.
+// The rounds are small enough for what was just reduced to be still in cache when it is sent.
 constexpr std::size_t kReceiveRoundBytes = 256 * 1024;
 constexpr std::size_t kSendRoundBytes = 512 * 1024;
 constexpr std::size_t kTrimmedRound = 256;  // packets
-// With an op in flight the next packet is near: let others run a few times before sleeping. On 2 cores 5 rounds are as
-// good as 50 for small ops over loopback, and leave a tenth more of the machine to four emulated links.
+// With an op in flight the next packet is near, so the thread yields a few times before it sleeps. On 2 cores
+// 5 rounds are as good as 50 for small ops over loopback, and leave a tenth more of the machine to four
+// emulated links.
 constexpr int kYieldRounds = 5;
 
 }  // namespace
@@ -53,7 +54,8 @@ UdpLane::~UdpLane() {
 }
 
 void UdpLane::abandon() {
-    // The engine exists in the parent only: here it may hold the lock for ever, and have left its data half-way.
+    // The engine thread exists only in the parent. Here the lock may be held forever, and the state may be
+    // half-written.
     (void)engine_.release();
     (void)core_.release();
     (void)shared_.release();
@@ -92,7 +94,7 @@ Ticket UdpLane::submit(std::span<float> bucket, const Terms& terms) {
 
 void UdpLane::resynced() {
     const std::lock_guard lock(shared_->mutex);
-    shared_->resynced = true;  // read with the next submission, which is the first it can matter to
+    shared_->resynced = true;  // read with the next submission, the first one that it can affect
 }
 
 bool UdpLane::wait(Ticket ticket, Duration timeout, OpReport& report) {
@@ -101,7 +103,7 @@ bool UdpLane::wait(Ticket ticket, Duration timeout, OpReport& report) {
     if (!shared_->reported.wait_for(lock, std::chrono::nanoseconds(timeout), there)) return false;
     if (const auto found = shared_->reports.find(ticket); found != shared_->reports.end()) {
         report = found->second;
-    } else {  // the engine ended without it
+    } else {  // the engine ended without a report for it
         report.ticket = ticket;
         report.status = end_status();
     }
@@ -118,7 +120,7 @@ std::string UdpLane::failure() const {
     return shared_->failure.data();
 }
 
-// Of an op that the engine did not report. Under the lock.
+// The status of an op that the engine did not report. Called under the lock.
 Status UdpLane::end_status() const { return shared_->failure[0] ? Status::kFailed : Status::kClosed; }
 
 void UdpLane::close(Duration linger) {
@@ -155,7 +157,7 @@ LaneStats UdpLane::stats() const {
     return shared_->stats;
 }
 
-// Under the lock: join() closes the descriptor.
+// Called under the lock, because join() closes the descriptor.
 void UdpLane::wake() {
     const std::uint64_t one = 1;
     while (::write(wake_descriptor_, &one, sizeof one) < 0 && errno == EINTR) {
@@ -165,7 +167,7 @@ void UdpLane::wake() {
 // ---- the engine thread ------------------------------------------------------------------------------------
 
 void UdpLane::run() {
-    ::prctl(PR_SET_TIMERSLACK, 1000UL);  // ns; the default of 50 us would be added to every deadline
+    ::prctl(PR_SET_TIMERSLACK, 1000UL);  // in ns; the default of 50 us would be added to every deadline
     std::array<char, 256> failure{};
     const auto note = [&](const char* why) { std::snprintf(failure.data(), failure.size(), "%s", why); };
     try {
@@ -177,7 +179,7 @@ void UdpLane::run() {
     } catch (...) {
         note("an exception of an unknown type");
     }
-    batch_.clear();  // before the memory goes that its packets are in
+    batch_.clear();  // before the memory that its packets point into is freed
     {
         const std::lock_guard lock(shared_->mutex);
         shared_->failure = failure;
@@ -192,7 +194,7 @@ void UdpLane::serve() {
         take_commands();
         bool busy = receive(kReceiveRoundBytes);
         if (clock_now() >= core_->next_timer()) {
-            // After a freeze the socket is full of news: read it before concluding that nothing came.
+            // After a freeze the socket may be full: read it before concluding that nothing came.
             receive(socket_.most_waiting_bytes());
             while (receive_trimmed_packets() > 0) {
             }
@@ -241,7 +243,7 @@ void UdpLane::take_commands() {
 bool UdpLane::receive(std::size_t most_bytes) {
     std::size_t bytes = 0;
     while (bytes < most_bytes) {
-        Time now = 0;  // of the batch, once it is there: never before a datagram came
+        Time now = 0;  // read once the batch is there, so that it is never before a datagram came
         const bool more = socket_.receive([&](std::span<const std::byte> datagram, const Address& from) {
             if (now == 0) now = clock_now();
             bytes += datagram.size() + kDatagramOverheadBytes;
@@ -252,7 +254,8 @@ bool UdpLane::receive(std::size_t most_bytes) {
     return receive_trimmed_packets() > 0 || bytes > 0;
 }
 
-// Whoever has learned the group's tag can fill in a header, but not so easily send from a member's address.
+// Anyone who has learned the group's tag can forge a header, but cannot as easily send from a member's
+// address.
 void UdpLane::take(Time now, std::span<const std::byte> datagram, const Address& from) {
     if (const auto rank = core_->claimed_source(datagram)) {
         const std::vector<Address>& known = sources_[*rank];
@@ -272,7 +275,7 @@ std::size_t UdpLane::receive_trimmed_packets() {
     return packets;
 }
 
-// Asked before a batch is put together that would only be taken back.
+// Checked before a batch is put together that would only have to be retracted.
 bool UdpLane::writable() const {
     pollfd full{socket_.descriptor(), POLLOUT, 0};
     return ::poll(&full, 1, 0) > 0;
@@ -298,7 +301,7 @@ bool UdpLane::send() {
         any |= sent > 0;
         blocked_ = sent < batch_.size() && segmented == socket_.segments();
     }
-    batch_.clear();  // encoded bytes go back to the endpoint's memory
+    batch_.clear();  // returns encoded bytes to the endpoint's memory
     return any;
 }
 
@@ -315,7 +318,7 @@ void UdpLane::publish() {
     shared_->reported.notify_all();
 }
 
-// Under the lock.
+// Called under the lock.
 void UdpLane::take_stats() {
     LaneStats& stats = shared_->stats;
     stats.protocol = core_->counters();
@@ -338,7 +341,7 @@ void UdpLane::sleep() {
     }
     pollfd waits[] = {{socket_.descriptor(), static_cast<short>(POLLIN | (blocked_ ? POLLOUT : 0)), 0},
                       {wake_descriptor_, POLLIN, 0},
-                      {socket_.group_descriptor(), POLLIN, 0},  // -1 is left out
+                      {socket_.group_descriptor(), POLLIN, 0},  // poll() ignores -1
                       {trimmed_.descriptor(), POLLIN, 0}};
     const Time until = std::min(core_->next_timer(), linger_until_);
     timespec left{3600, 0};

@@ -1,5 +1,5 @@
-// One lane: a socket, the protocol's core and the engine thread that runs the one with the other. The only place with
-// threads. Callers hand over ops and wait for reports; everything else happens on the engine thread.
+// One lane: a socket, the protocol's core, and the engine thread that connects the two. This is the only
+// place with threads. Callers submit ops and wait for reports; everything else happens on the engine thread.
 #pragma once
 
 #include <sys/types.h>
@@ -25,7 +25,7 @@ namespace tailcut {
 struct LaneStats {
     Counters protocol;
     SocketCounters socket;
-    std::uint64_t uncorrected_packets = 0;  // trimmed, and seen by the packet socket only
+    std::uint64_t uncorrected_packets = 0;  // trimmed, and seen only by the packet socket
     std::uint64_t pool_used_bytes = 0, memory_bytes = 0;
     std::vector<Duration> rtt;  // by rank
     bool contributing = true;
@@ -41,39 +41,41 @@ public:
     std::uint16_t port() const { return socket_.port(); }
     std::uint32_t receive_buffer_bytes() const { return socket_.receive_buffer_bytes(); }
 
-    // Before start(): mark what is sent with this DSCP, 0 to 63.
+    // Before start(): marks what is sent with this DSCP, 0 to 63.
     void mark(int dscp) { socket_.mark(dscp); }
-    // Before start(): be a member of a multicast group, which then is the destination after the last rank. Throws
+    // Before start(): joins a multicast group, which then is the destination after the last rank. Throws
     // std::system_error if that is not possible.
     void join_multicast(const MulticastGroup& group) { socket_.join(group); }
     void leave_multicast() { socket_.leave(); }
     int group_descriptor() const { return socket_.group_descriptor(); }  // -1: not a member
-    // Before start(): also receive datagrams whose lengths a trimming switch left as they were. Throws
-    // std::system_error if that is not permitted. Multicast ones are left out: they count as lost.
+    // Before start(): also receives datagrams whose lengths a trimming switch did not correct. Throws
+    // std::system_error if that is not permitted. Multicast datagrams are excluded: they count as lost.
     void receive_trimmed() { trimmed_.open(socket_.port()); }
 
-    // `addresses` by rank: where to send. `sources` by rank: where its datagrams may come from; a rank with several
-    // interfaces may send from another one than it is reached at.
+    // `addresses` by rank: where to send. `sources` by rank: where its datagrams may come from. A rank with
+    // several interfaces may send from another one than it is reached at.
     void start(const Settings& settings, const std::vector<PeerSettings>& peers,
                std::vector<Address> addresses, std::vector<std::vector<Address>> sources);
 
     // The bucket must stay valid until its report is there.
     Ticket submit(std::span<float> bucket, const Terms& terms);
     void resynced();
-    // Blocks for at most `timeout`. The report stays until it is forgotten, so that a caller that is interrupted
-    // can ask again.
+    // Blocks for at most `timeout`. The report stays until forget(), so that a caller that is interrupted can
+    // ask again.
     bool wait(Ticket ticket, Duration timeout, OpReport& report);
     void forget(Ticket ticket);
-    // Why the engine could not go on; empty while it does. Ops then end with Status::kFailed.
+    // Why the engine stopped; empty while it runs. Ops then end with Status::kFailed.
     std::string failure() const;
 
-    // Say goodbye, serve for at most `linger`, end. Returns at once; a second call can shorten the linger.
+    // Says goodbye, serves for at most `linger`, then ends. Returns at once; a second call can shorten the
+    // linger.
     void close(Duration linger);
-    // Blocks for at most `timeout`, until the engine thread has ended; then frees what it held.
+    // Blocks for at most `timeout` until the engine thread has ended, then frees what it held.
     bool join(Duration timeout);
     LaneStats stats() const;
 
-    // In a forked child: the engine thread is not there. Drop the descriptors, touch nothing else.
+    // For a forked child, where the engine thread does not exist: drops the descriptors and touches nothing
+    // else.
     void abandon();
 
 private:
@@ -102,7 +104,7 @@ private:
     TrimmedSocket trimmed_;
     int wake_descriptor_ = -1;
 
-    // the engine thread's own
+    // used by the engine thread only
     std::unique_ptr<Core> core_;
     std::vector<Address> addresses_;             // by rank
     std::vector<std::vector<Address>> sources_;  // by rank
@@ -114,7 +116,7 @@ private:
     Time linger_until_ = kNever;
 
     struct Shared {
-        std::mutex mutex;  // guards all of it
+        std::mutex mutex;  // guards the whole struct
         std::condition_variable reported;
         std::vector<Submission> submissions;
         std::unordered_map<Ticket, OpReport> reports;
@@ -122,7 +124,7 @@ private:
         Ticket next_ticket = 1;
         Duration close_linger = -1;  // < 0: stay open
         bool close_changed = false, resynced = false, asleep = false, ended = false;
-        std::array<char, 256> failure{};  // no allocation: it may say that there is no memory
+        std::array<char, 256> failure{};  // not allocated: it may say that there is no memory
     };
     std::unique_ptr<Shared> shared_ = std::make_unique<Shared>();
 

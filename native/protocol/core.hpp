@@ -1,5 +1,5 @@
-// What a driver drives: all ops of one rank. Sans-IO: it is told the time and handed datagrams, and gives back datagrams,
-// its next timer and the reports of ended ops.
+// What a driver drives: all ops of one rank. It does no I/O: it is told the time and handed datagrams, and
+// gives back datagrams, its next timer and the reports of ended ops.
 #pragma once
 
 #include <cstddef>
@@ -23,18 +23,18 @@ public:
 
     // The local rank enters its next op. The bucket must stay valid until the report of `ticket`.
     virtual void submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) = 0;
-    virtual void resynced() = 0;       // the state was copied from a peer: contribute again
+    virtual void resynced() = 0;       // its state was copied from a peer: it contributes again
     virtual void say_goodbye() = 0;    // enter no more ops, go on serving
     virtual void abort(Time now) = 0;  // end the ops in flight with what has arrived
-    virtual void leave() = 0;          // the last word: what is not sent by now will not be
+    virtual void leave() = 0;          // the last word: what has not been sent by now never will be
     virtual bool drained() const = 0;  // nothing left to serve, and every peer has said goodbye
 
     virtual void receive(Time now, std::span<const std::byte> datagram) = 0;
-    // The rank that a datagram says it is from; none if it is no packet for this core.
+    // The rank that a datagram claims to come from; none if the datagram is not for this core.
     virtual std::optional<Rank> claimed_source(std::span<const std::byte> datagram) const = 0;
     virtual bool transmit(Time now, Outgoing& out) = 0;
-    virtual void retract(Time now,
-                         const Outgoing& out) = 0;  // not sent after all, the host is busy; newest first
+    // The packet was not sent after all because the host is busy. Called for the newest packet first.
+    virtual void retract(Time now, const Outgoing& out) = 0;
     virtual Time next_timer() const = 0;
     virtual void advance(Time now) = 0;
 
@@ -47,11 +47,11 @@ public:
     virtual std::size_t in_flight() const = 0;
 };
 
-// `peers` by rank; the own entry is not used.
+// `peers` is indexed by rank; the own entry is not used.
 std::unique_ptr<Core> make_core(const Settings& settings, const std::vector<PeerSettings>& peers);
-// The tags of what comes to a rank.
+// The group tags of datagrams that come to a rank.
 std::vector<std::uint64_t> tags_to(std::uint64_t group_tag, Rank rank, Rank ranks, Rank rows);
-// Ranks that send to one, and itself: they share what it can take.
+// The number of ranks that send to one rank, itself included: they share what it can take.
 Rank senders_to_one(Rank ranks, Rank rows);
 
 }  // namespace tailcut

@@ -8,7 +8,7 @@
 namespace tailcut {
 namespace {
 
-// For what was lost once more: a FEEDBACK, the packet, a probe, its answer, the packet.
+// Enough for a packet that is lost twice: a FEEDBACK, the packet, a probe, its answer, the packet.
 constexpr Duration kRepeatRoundTrips = 8;
 
 }  // namespace
@@ -108,7 +108,7 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
     if (!parsed.ok) return accounts_.reject(parsed.reason);
     const auto payload = datagram.subspan(wire::kHeaderBytes);
     if (const auto reason = check_sender(settings_, header, payload.size())) return accounts_.reject(*reason);
-    if (header.type == wire::Type::kData && header.multicast())  // before its number counts for anything
+    if (header.type == wire::Type::kData && header.multicast())  // checked before its number counts
         if (const auto reason = check_data(settings_, header, payload.size()))
             return accounts_.reject(*reason);
     roster_.hear(now, header.source, header.incast);
@@ -152,9 +152,10 @@ void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std
     if (header.seq == std::numeric_limits<Seq>::max()) return accounts_.reject(wire::Reject::kSeq);
     if (const auto reason = check_data(settings_, header, payload.size())) return accounts_.reject(*reason);
     accounts_.counters.traffic.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
-    if (header.entry_us != wire::kNotEntered) note_entered(now, header.source, header.seq + 1);  // may jump
+    if (header.entry_us != wire::kNotEntered)
+        note_entered(now, header.source, header.seq + 1);  // ops_ may jump
 
-    // Never begun anew: the mean would be another than the one already sent.
+    // An op that is over is never begun anew: its mean would differ from the one already sent.
     if (ops_.over(header)) {
         accounts_.note_late(now, header, payload.size());
         if (header.stage() == wire::Stage::kGather) return;
@@ -174,7 +175,7 @@ void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std
 void Endpoint::note_entered(Time now, Rank rank, Seq entered) {
     if (!roster_.note_entered(rank, entered)) return;
     outbox_.note_entered(rank);
-    if (ops_.in_flight() == 0) return;  // the next submit() will see it
+    if (ops_.in_flight() == 0) return;  // the next submit() will notice
     if (roster_.behind_ops(ops_.next_seq()) > settings_.window_ops) ops_.jump(now);
 }
 

@@ -1,5 +1,6 @@
-// One rank of a flat group, sans-IO: it is told the time and handed datagrams, and gives back datagrams, its next timer and the
-// reports of ended ops. It checks everything that comes from the network (rule 11) and leads it to the room where it belongs.
+// One rank of a flat group. It does no I/O: it is told the time and handed datagrams, and gives back
+// datagrams, its next timer and the reports of ended ops. It checks everything that comes from the network
+// (rule 11) and passes it to the part that it concerns.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +25,7 @@ namespace tailcut {
 
 class Endpoint final : public Core {
 public:
-    // `peers` by rank; the own entry is not used.
+    // `peers` is indexed by rank; the own entry is not used.
     Endpoint(const Settings& settings, const std::vector<PeerSettings>& peers)
         : Endpoint(settings, peers, make_values(settings.codec, settings.elided)) {}
     Endpoint(const Settings& settings, const std::vector<PeerSettings>& peers, std::unique_ptr<Values> values,
@@ -52,7 +53,7 @@ public:
     bool contributing() const override { return ops_.contributing(); }
     std::size_t in_flight() const override { return ops_.in_flight(); }
 
-    // For who drives several endpoints: see Ops.
+    // For callers that drive several endpoints: see Ops.
     const Ops& ops() const { return ops_; }
     void expect(const Terms& terms) { ops_.expect(terms); }
     void skip_to(Seq seq);
@@ -71,7 +72,7 @@ private:
     void spread_news();
 
     const Settings settings_;
-    Memory memory_;  // before the ops, whose blocks return to it
+    Memory memory_;  // declared before the ops because their blocks return to it
     Roster roster_;
     Links links_;
     Accounts accounts_;

@@ -11,7 +11,8 @@ std::optional<wire::Reject> check_sender(const Settings& settings, const wire::H
     if (header.group_tag != settings.group_tag) return wire::Reject::kGroup;
     if (header.source >= settings.shape.ranks || header.source == settings.shape.self)
         return wire::Reject::kSource;
-    if (header.epoch != 0 || header.incarnation != 0) return wire::Reject::kEpoch;  // there is no second yet
+    // There is only one epoch and one incarnation yet.
+    if (header.epoch != 0 || header.incarnation != 0) return wire::Reject::kEpoch;
     if (header.type == wire::Type::kData) return std::nullopt;
     const bool report_ok =
         payload_bytes <= sizeof(Arrivals::Report) && payload_bytes % sizeof(std::uint64_t) == 0;

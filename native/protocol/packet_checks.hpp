@@ -1,5 +1,5 @@
-// Whether a packet fits the group it claims to be of (rule 11; docs/wire-format.md). What a header can prove about itself is
-// checked in wire/header.cpp.
+// Checks whether a packet fits the group that it claims to belong to (rule 11; docs/wire-format.md).
+// wire/header.cpp checks what a header can prove about itself.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,10 @@
 
 namespace tailcut {
 
-// W4, W5, W13, and of FEEDBACK and GOODBYE W7.
+// Checks W4, W5 and W13, and W7 of FEEDBACK and GOODBYE.
 std::optional<wire::Reject> check_sender(const Settings& settings, const wire::Header& header,
                                          std::size_t payload_bytes);
-// Of DATA: W3, W7 and W8.
+// Checks W3, W7 and W8 of DATA.
 std::optional<wire::Reject> check_data(const Settings& settings, const wire::Header& header,
                                        std::size_t payload_bytes);
 

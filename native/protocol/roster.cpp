@@ -6,7 +6,8 @@
 namespace tailcut {
 namespace {
 
-constexpr int kSilentOps = 3;  // that end without a word from a rank: it is silent
+// A rank is silent after this many ops in a row have ended without a word from it.
+constexpr int kSilentOps = 3;
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// What an endpoint is told when it begins, and what never changes after.
+// What an endpoint is told when it begins. None of it changes afterwards.
 #pragma once
 
 #include <cstddef>
@@ -12,26 +12,26 @@
 
 namespace tailcut {
 
-// Who hears our multicast, and the path to all of them. Without members there is none.
+// The ranks that hear our multicast, and the path to all of them. Without members there is no multicast.
 struct MulticastSettings {
     std::vector<Rank> members;
-    PeerSettings path;  // with the least of what the members grant; pool_bytes is not looked at
+    PeerSettings path;  // the least of what the members grant; pool_bytes is not used
 };
 
 struct Settings {
     Shape shape;
     std::uint64_t group_tag = 0;
     Seq window_ops = 64;                    // W of rule 3
-    wire::Codec codec = wire::Codec::kRaw;  // of all ranks
+    wire::Codec codec = wire::Codec::kRaw;  // the same on all ranks
     std::size_t pool_bytes = 0;
     std::uint32_t window_bytes = 0;  // each sender's share of our socket buffer
     Terms terms;                     // of ops that this rank has not entered
     MulticastSettings multicast;
     Seq first_seq = 0;
-    bool resend = true;  // what was lost, while its stage is open
+    bool resend = true;  // send lost packets again while their stage is open
     bool record_fates = false;
-    Rank rows = 1;        // of a grid; 1: a flat group
-    bool elided = false;  // simulations only: packets without values
+    Rank rows = 1;        // rows of a grid; 1: a flat group
+    bool elided = false;  // simulations only: packets carry no values
 };
 
 }  // namespace tailcut

@@ -59,10 +59,10 @@ public:
 
 private:
     struct Host {
-        std::uint32_t entered = 0;  // ops
+        std::uint32_t entered = 0;  // ops entered
         bool inside = false, due = false;
         Time entered_at = 0;
-        std::vector<Message> early;  // of the op that it has not entered yet
+        std::vector<Message> early;  // messages of the op that it has not entered yet
     };
 
     void deliver(const Packet& packet) {
@@ -77,7 +77,7 @@ private:
             return;
         }
         if (alarm.alarm == kEnter) hosts_[alarm.host].due = true;
-        if (freezes_.frozen(alarm.host, network_.now())) return;  // the thaw comes
+        if (freezes_.frozen(alarm.host, network_.now())) return;  // the thaw will handle it
         if (alarm.alarm == kThaw) transport_.thaw(alarm.host);
         if (std::exchange(hosts_[alarm.host].due, false)) enter(alarm.host);
     }
@@ -99,7 +99,7 @@ private:
         for (const Message& message : std::exchange(host.early, {})) receive(rank, message);
     }
 
-    // Nobody is more than one op ahead: it would need what this rank sends in the op between.
+    // No rank is more than one op ahead: it would need what this rank sends in the op between.
     void read(Transport::FlowId flow, std::uint64_t label) {
         const Rank rank = transport_.destination(flow);
         const Message message = message_of(rank, label);

@@ -1,4 +1,4 @@
-// A baseline: a collective over the reliable transport, in the network that tailcut's endpoints run in.
+// A baseline: a collective over the reliable transport, in the same simulated network as tailcut's endpoints.
 #pragma once
 
 #include <functional>
@@ -18,11 +18,11 @@ struct BaselineSpec : NetworkSpec {
     std::uint64_t part_bytes = 256 << 10;
     TransportSpec transport;
     std::vector<Freeze> freezes;
-    // the program: rank r enters op k compute[k][r] after it has finished op k - 1
+    // The program: rank r enters op k compute[k][r] after it has ended op k - 1.
     std::vector<std::vector<Duration>> compute;
-    Duration give_up =
-        60'000 * kMillisecond;  // without an op that ends anywhere: somebody waits for a dead rank
-    std::function<void(std::uint64_t ended_ops)> glance;  // asked now and then; may throw
+    // Stop after this time without an op that ends anywhere: a rank waits for a dead one.
+    Duration give_up = 60'000 * kMillisecond;
+    std::function<void(std::uint64_t ended_ops)> glance;  // called now and then; may throw
 };
 
 struct BaselineOp {
@@ -40,7 +40,7 @@ struct BaselineOp {
 };
 
 struct BaselineResult {
-    std::vector<BaselineOp> ops;  // that ended, in that order
+    std::vector<BaselineOp> ops;  // in the order in which they ended
     NetworkCounters network;
     TransportCounters transport;
     std::uint64_t events = 0;

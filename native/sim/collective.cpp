@@ -8,12 +8,13 @@ namespace {
 std::uint32_t parts_of(std::uint64_t bytes, std::uint64_t part_bytes) {
     return static_cast<std::uint32_t>(std::max<std::uint64_t>(1, (bytes + part_bytes - 1) / part_bytes));
 }
-// Part k of so many equal ones.
+// The size of one of `parts` equal parts.
 std::uint64_t share(std::uint64_t bytes, std::uint32_t part, std::uint32_t parts) {
     return bytes * (part + 1) / parts - bytes * part / parts;
 }
 
-// Reduce-scatter, then all-gather: at step s every rank sends to the next one the shard that it got at step s - 1.
+// Reduce-scatter, then all-gather: at step s every rank sends to the next one the shard that it received at
+// step s - 1.
 class Ring final : public Collective {
 public:
     Ring(Rank ranks, std::uint64_t bucket_bytes, std::uint64_t part_bytes)
@@ -45,12 +46,12 @@ private:
     const std::uint32_t ranks_;
     const std::uint64_t bucket_bytes_;
     const std::uint32_t steps_, parts_;
-    std::vector<std::uint64_t> received_;  // by rank, of its op
+    std::vector<std::uint64_t> received_;  // by rank, in its op
 };
 
-// Up a binary tree to its root, which has the mean then, and down again. Two trees, each the mirror image of the
-// other, take turns by part (as NCCL's double tree): whoever is inside one is a leaf of the other, so that all links
-// are used.
+// Parts go up a binary tree to its root, which then has the mean, and down again. Two trees, mirror images of
+// each other, take turns by part (as in NCCL's double tree). A rank inside one tree is a leaf of the other,
+// so all links are used.
 class Tree final : public Collective {
 public:
     Tree(Rank ranks, std::uint64_t bucket_bytes, std::uint64_t part_bytes)
@@ -77,14 +78,14 @@ public:
 private:
     static constexpr std::uint32_t kUp = 0, kDown = 1;
 
-    // Places are numbered from the root, row by row; the function is its own inverse.
+    // Places are numbered from the root, level by level; the function is its own inverse.
     std::uint32_t place(std::uint32_t rank, std::uint32_t part) const {
         return part % 2 == 0 ? rank : ranks_ - 1 - rank;
     }
     std::uint8_t children(std::uint32_t place) const {
         return static_cast<std::uint8_t>((2 * place + 1 < ranks_) + (2 * place + 2 < ranks_));
     }
-    // All below have delivered the part.
+    // All children have delivered the part.
     bool reduced(Rank rank, std::uint32_t op, std::uint32_t part, std::vector<Message>& out) {
         const std::uint32_t at = place(rank, part);
         if (at == 0) return spread(rank, op, part, out);
@@ -108,7 +109,7 @@ private:
     const std::uint64_t bucket_bytes_;
     const std::uint32_t parts_;
     std::vector<std::vector<std::uint8_t>> waiting_;  // by rank and part: children that have not delivered
-    std::vector<std::uint32_t> done_;                 // by rank: parts with a mean
+    std::vector<std::uint32_t> done_;                 // by rank: parts that have a mean
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// CUBIC congestion control (RFC 9438) as Linux runs it: slow start with HyStart's exit on rising delay, the cubic
-// curve, the Reno-friendly region. Windows in segments. No clock: told the time.
+// CUBIC congestion control (RFC 9438) as Linux runs it: slow start with HyStart's exit on rising delay, the
+// cubic curve and the Reno-friendly region. Windows are in segments. It has no clock: it is told the time.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ public:
     double window() const { return window_; }
     bool slow_start() const { return window_ < threshold_; }
 
-    // So many segments were acknowledged while the window was what limited the sender.
+    // Segments were acknowledged while the window limited the sender.
     void acked(double segments, Time now, Duration srtt) {
         if (slow_start()) {
             window_ += segments;
@@ -31,8 +31,8 @@ public:
         window_ += (wanted - window_) / window_ * segments;
     }
 
-    // A round trip in slow start: leave it when the queue begins to build. Linux takes an eighth of the least round
-    // trip, between 4 and 16 ms.
+    // A round trip was measured. Slow start ends when the queue begins to build up. Linux takes as threshold
+    // an eighth of the least round trip, between 4 and 16 ms.
     void measured(Duration rtt, bool round_ended) {
         least_rtt_ = std::min(least_rtt_, rtt);
         if (round_ended) round_least_ = kNever, samples_ = 0;
@@ -43,7 +43,7 @@ public:
             threshold_ = window_;
     }
 
-    // A loss was found, the first of its round trip.
+    // A loss was found, the first one of its round trip.
     void lost() {
         origin_ = window_ < origin_ ? window_ * (1 + kBeta) / 2 : window_;  // fast convergence
         window_ = threshold_ = std::max(2.0, window_ * kBeta);

@@ -1,4 +1,4 @@
-// When the hosts of a simulation stand still. Asked with a time that only goes on.
+// When the hosts of a simulation stand still. It must be asked with times that never decrease.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ public:
 
 private:
     std::vector<std::vector<Freeze>> by_rank_;
-    std::vector<std::size_t> at_;  // by rank: those before are over
+    std::vector<std::size_t> at_;  // by rank: freezes before this one are over
 };
 
 }  // namespace tailcut::sim

@@ -1,4 +1,4 @@
-// One direction of a link: it carries one packet after the other, at a rate that may change at given times.
+// One direction of a link. It carries one packet after another, at a rate that may change at given times.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,13 @@ class Link {
 public:
     explicit Link(double bytes_per_s = 0) : nominal_(bytes_per_s), steps_{{0, bytes_per_s}} {}
 
-    // From then on the rate is so many times the nominal one. In the order of time.
+    // From `at` on, the rate is `factor` times the nominal one. Must be called in the order of time.
     void change(Time at, double factor) { steps_.push_back({at, nominal_ * factor}); }
 
     bool unlimited() const { return nominal_ <= 0; }
     Time free_at() const { return free_; }
 
-    // When a packet that comes now has been carried.
+    // When a packet that comes now will have been carried.
     Time carry(Time now, std::uint64_t bytes) {
         if (unlimited()) return now;
         seek(now);
@@ -47,7 +47,7 @@ private:
     };
     Time end(std::size_t step) const { return step + 1 < steps_.size() ? steps_[step + 1].from : kNever; }
     void seek(Time now) {
-        while (end(step_) <= now) ++step_;  // time only goes on
+        while (end(step_) <= now) ++step_;  // time never goes back
     }
     Time after(Time start, double bytes) const {
         std::size_t k = step_;
@@ -63,7 +63,7 @@ private:
 
     double nominal_;
     std::vector<Step> steps_;
-    std::size_t step_ = 0;  // the one of the last question
+    std::size_t step_ = 0;  // the step of the last call
     Time free_ = 0;
 };
 

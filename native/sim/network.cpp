@@ -141,14 +141,14 @@ bool Network::arrive(std::uint32_t id, Happening& happening) {
     trim(carried, host, slips);
     if (full(host.port, spec_.queue_bytes, framed(packet))) return over(id, Fate::kQueueDrop, happening);
     if (spec_.corrupt > 0 && chance() < spec_.corrupt) {
-        carried.packet.damage.at =
-            static_cast<std::uint8_t>(chance() * 10);  // magic, version, type, flags, tag
+        // These bytes are magic, version, type, flags and tag.
+        carried.packet.damage.at = static_cast<std::uint8_t>(chance() * 10);
         carried.packet.damage.cut_short = chance() < 0.25;
     }
     const Time starts = std::max(now_, host.port.free_at());
     const Time leaves = host.port.carry(now_, framed(packet));
     if (leaves == now_) return over(id, Fate::kDelivered, happening);
-    if (slips) {  // ahead of the queue; what comes after it is delayed by its bytes
+    if (slips) {  // it passes the queue; packets behind it are delayed by its bytes
         host.slip = std::max(now_, host.slip) + leaves - starts;
         schedule(host.slip, Kind::kSlip, packet.destination, id);
     } else {
@@ -165,7 +165,7 @@ bool Network::lost(Host& host) {
     return spec_.loss > 0 && chance() < spec_.loss;
 }
 
-// As the testbed's switch: at random, and all that would find the backlog too long.
+// As the testbed's switch does: trims at random, and whenever the backlog is too long.
 void Network::trim(Carried& carried, Host& host, bool& slips) {
     const std::uint32_t least = header_bytes_ + spec_.trim_to_payload_bytes;
     Packet& packet = carried.packet;
@@ -209,7 +209,7 @@ bool Network::over(std::uint32_t id, Fate fate, Happening& happening) {
 }
 
 void Network::plan_burst(Rank host) {
-    // Addressed by port and burst, so that they come when they come, whatever else is sent.
+    // The random draws are addressed by port and burst, so that bursts do not depend on what else is sent.
     const bool first = hosts_[host].bursts == 0;
     const std::uint64_t place = std::uint64_t{host} << 40 | hosts_[host].bursts++;
     const double drawn = -std::log1p(-unit(mix(~spec_.seed ^ mix(place))));
@@ -217,7 +217,7 @@ void Network::plan_burst(Rank host) {
     hosts_[host].burst_left = bursts.bytes;
     auto gap = static_cast<double>(bursts.gap_min) + drawn * static_cast<double>(bursts.gap_mean);
     if (first && bursts.gap_mean > 0)
-        gap *= unit(mix(place ^ mix(~spec_.seed)));  // as if they had always been there
+        gap *= unit(mix(place ^ mix(~spec_.seed)));  // as if bursts had always been there
     schedule(now_ + static_cast<Duration>(gap), Kind::kBurst, host);
 }
 

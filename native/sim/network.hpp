@@ -1,11 +1,12 @@
-// A network of hosts on one switch, in virtual time: what becomes of packets, and when. It knows their sizes and
-// nothing of what is in them.
+// A network of hosts on one switch, in virtual time: what becomes of packets, and when. It knows their sizes
+// and nothing of their content.
 //
-//   source's NIC (rate) -> delay + jitter [-> the WAN between two sites] -> the switch: partitions, loss, trimming
-//   -> the destination's port (queue, rate), which bursts of other people's traffic use too -> the destination
+//   source's NIC (rate) -> delay + jitter [-> the WAN between two sites]
+//   -> the switch: partitions, loss, trimming
+//   -> the destination's port (queue, rate), which background bursts use too -> the destination
 //
-// It owns the clock: its user sends and sets alarms, and is told what happens, one thing after the other. Everything
-// random is a function of the seed: one seed, one history.
+// It owns the clock: its user sends packets and sets alarms, and is told what happens, one event after
+// another. Everything random is a function of the seed: one seed, one history.
 #pragma once
 
 #include <array>
@@ -21,10 +22,10 @@ namespace tailcut::sim {
 
 struct Partition {
     Time from, until;
-    std::vector<Rank> side;  // cut off from all the others, both ways
+    std::vector<Rank> side;  // cut off from all other hosts, both ways
 };
 
-// From `at` on, the links of a host, or of all, have so many times their rate.
+// From `at` on, the links of one host, or of all, have their rate multiplied by these factors.
 struct RateChange {
     static constexpr Rank kAll = 0xFFFF;
     Time at;
@@ -32,21 +33,22 @@ struct RateChange {
     double uplink_factor, downlink_factor;  // above 0
 };
 
-// Other people's traffic into every port: the time between two bursts is gap_min plus an exponential one.
+// Background traffic into every port: the time between two bursts is gap_min plus an exponential time.
 struct Bursts {
-    std::uint64_t bytes = 0;  // of a burst; 0: there are none
-    double bytes_per_s = 0;   // at which a burst reaches the port; 0: all of it at once, as from many hosts
+    std::uint64_t bytes = 0;  // bytes of a burst; 0: no bursts
+    // Rate at which a burst reaches the port; 0: all of it at once, as from many hosts.
+    double bytes_per_s = 0;
     std::uint32_t packet_bytes = 1500;
     Duration gap_min = 0, gap_mean = 0;
 };
 
-// Gilbert-Elliott: a port is in a good or a bad state and may change with every packet.
+// Gilbert-Elliott: a port is in a good or a bad state, and may change its state with every packet.
 struct BurstyLoss {
-    double enter = 0, leave = 1,
-           loss = 1;  // probabilities: good to bad, bad to good, of a packet in the bad state
+    // Probabilities: from good to bad, from bad to good, and of losing a packet in the bad state.
+    double enter = 0, leave = 1, loss = 1;
 };
 
-// Two sites: hosts from `second_site` on are behind a link of their own, both ways.
+// Two sites: hosts from `second_site` on are behind a link of their own, in both directions.
 struct Wan {
     Rank second_site = 0;  // 0: there is no WAN
     double bytes_per_s = 0;
@@ -59,12 +61,13 @@ struct NetworkSpec {
     std::uint64_t seed = 0;
     double loss = 0, duplicate = 0, corrupt = 0, trim = 0;  // probabilities per packet
     BurstyLoss bursty_loss;
-    std::uint32_t trim_to_payload_bytes = 0;  // what trimming leaves behind the header; 0: anything
-    std::uint64_t trim_above_bytes = 0;  // backlog of a port from which on it trims; 0: never for that reason
+    // What trimming leaves behind the header; 0: any number of bytes.
+    std::uint32_t trim_to_payload_bytes = 0;
+    std::uint64_t trim_above_bytes = 0;  // a port trims from this backlog on; 0: never for that reason
     Duration delay = 10 * kMicrosecond;
-    Duration jitter = 0;             // uniform on top of the delay: packets overtake each other
+    Duration jitter = 0;             // uniform, added to the delay: packets overtake each other
     double bytes_per_s = 0;          // of each NIC and each switch port; 0: unlimited
-    double uplink_bytes_per_s = -1;  // of each NIC, if it is another; 0: unlimited
+    double uplink_bytes_per_s = -1;  // of each NIC, if it differs; 0: unlimited
     std::uint64_t queue_bytes = 0;   // of each switch port; 0: unlimited
     std::uint32_t frame_bytes = 0;   // what the layers below add to each packet on a link and in a queue
     std::vector<Partition> partitions;
@@ -86,22 +89,22 @@ enum class Fate : std::uint8_t {
 struct NetworkCounters {
     std::array<std::uint64_t, static_cast<std::size_t>(Fate::kCount)> fates{};
     std::uint64_t trimmed_packets = 0;
-    std::uint64_t burst_packets = 0, burst_drops = 0;  // of the background, not among the fates
+    std::uint64_t burst_packets = 0, burst_drops = 0;  // of the background; not counted among the fates
 };
 
-// Damage that passed the UDP checksum, of a kind that the checks of a header must catch: there is nothing to catch a
-// flipped payload bit with.
+// Damage that passed the UDP checksum and that the checks of a header must catch. Payload bits are not
+// flipped: nothing could catch that.
 struct Damage {
     static constexpr std::uint8_t kNone = 0xFF;
     std::uint8_t at = kNone;  // the byte that is flipped
-    bool cut_short = false;   // or the packet ends there
+    bool cut_short = false;   // instead, the packet ends there
     explicit operator bool() const { return at != kNone; }
 };
 
 struct Packet {
     Rank source = 0, destination = 0;
-    std::uint32_t bytes = 0;  // without frame_bytes; less than was sent if it was trimmed
-    std::uint32_t tag = 0;    // the sender's word for it
+    std::uint32_t bytes = 0;  // without frame_bytes; fewer than were sent if it was trimmed
+    std::uint32_t tag = 0;    // the sender's label for it
     Damage damage;
 };
 
@@ -109,7 +112,7 @@ struct Happening {
     enum class Kind : std::uint8_t { kArrived, kDropped, kAlarm };
     Kind kind = Kind::kAlarm;
     Fate fate = Fate::kDelivered;
-    Packet packet;  // not of an alarm
+    Packet packet;  // unless it is an alarm
     // of an alarm, as it was set
     Rank host = 0;
     std::uint8_t alarm = 0;
@@ -126,23 +129,23 @@ public:
     const NetworkCounters& counters() const { return counters_; }
     void count(Fate fate) { ++counters_.fates[static_cast<std::size_t>(fate)]; }
 
-    // Of the smallest packet, when nobody else sends.
+    // The round trip of the smallest packet when nobody else sends.
     Duration idle_round_trip(Rank a, Rank b) const;
 
-    // One packet leaves the source's NIC once; the switch gives a copy to each destination's port. Returns how many
-    // packets arrive or are dropped in the end: a packet may be doubled on its way.
+    // One packet leaves the source's NIC once, and the switch puts a copy into each destination's port.
+    // Returns how many packets arrive or are dropped in the end: a packet may be duplicated on its way.
     std::uint32_t send(Rank source, std::span<const Rank> destinations, std::uint32_t bytes,
                        std::uint32_t tag, bool trimmable);
     void alarm(Time at, Rank host, std::uint8_t alarm, std::uint32_t number = 0);
 
-    // The next thing that happens; false: nothing will any more, but for bursts.
+    // The next thing that happens; false if nothing will happen any more except bursts.
     bool next(Happening& happening);
 
 private:
     enum class Kind : std::uint8_t { kSwitch, kRoute, kWan, kPort, kSlip, kBurst, kAlarm };
     struct Event {
         Time at;
-        std::uint64_t order;  // ties in the order of scheduling: one seed, one history
+        std::uint64_t order;  // breaks ties in the order of scheduling: one seed, one history
         Kind kind;
         std::uint8_t alarm;
         Rank host;
@@ -157,10 +160,10 @@ private:
         Packet packet;
         bool trimmable;
         Time at;              // when it leaves the line that it is in
-        std::uint64_t order;  // among events, as if it had one since it entered that line
+        std::uint64_t order;  // among events, as if it had had one since it entered that line
         std::uint32_t next;   // in that line
     };
-    // Packets in the order in which they leave. Only the first has an event, which keeps the heap small.
+    // Packets in the order in which they leave. Only the first one has an event, which keeps the heap small.
     struct Line {
         static constexpr std::uint32_t kEmpty = 0xFFFFFFFF;
         std::uint32_t first = kEmpty, last = kEmpty;

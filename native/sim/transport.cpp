@@ -5,8 +5,9 @@
 namespace tailcut::sim {
 namespace {
 
-constexpr std::uint64_t kReordering = 3;  // transmissions that may overtake one before it counts as lost
-constexpr Duration kProbeMargin = 2 * kMillisecond;    // Linux: the least that its timers wait
+// A transmission is lost once this many later ones were acknowledged.
+constexpr std::uint64_t kReordering = 3;
+constexpr Duration kProbeMargin = 2 * kMillisecond;    // Linux: the least time that its timers wait
 constexpr Duration kMostRto = 120'000 * kMillisecond;  // Linux
 
 }  // namespace
@@ -36,7 +37,8 @@ void Transport::send(FlowId id, std::uint64_t bytes, std::uint64_t label) {
     pump(id);
 }
 
-// What was lost first, then what is new, as far as the windows of the network and of the receiver allow.
+// Sends what was lost first, then what is new, as far as the congestion window and the receiver's window
+// allow.
 void Transport::pump(FlowId id) {
     Flow& flow = flows_[id];
     flow.limited = false;
@@ -101,7 +103,7 @@ void Transport::on_ack(FlowId id, const Ack& ack) {
         flow.backoff = 0;
         flow.probed = false;
         find_losses(flow);
-        flow.timer_at = kNever;  // set anew: there was a sign of life
+        flow.timer_at = kNever;  // set anew after a sign of life
     }
     pump(id);
 }
@@ -130,7 +132,7 @@ void Transport::find_losses(Flow& flow) {
         segment(flow, oldest.segment).state = State::kLost;
         --flow.in_flight;
         flow.lost.push_back(oldest.segment);
-        if (oldest.number >= flow.recovery_until) {  // once for all that was on its way
+        if (oldest.number >= flow.recovery_until) {  // once for everything that was in flight
             flow.recovery_until = flow.next_number;
             flow.cubic.lost();
         }
@@ -152,7 +154,7 @@ Duration Transport::rto(const Flow& flow) const {
     return std::min(kMostRto, first << std::min(flow.backoff, 20));
 }
 
-// One alarm at a time: when it comes too early, because the timer was set anew, it is set again.
+// There is one alarm at a time. If it comes too early because the timer was set anew, it is set again.
 void Transport::set_timer(FlowId id) {
     Flow& flow = flows_[id];
     const bool waiting = flow.in_flight > 0 || flow.unsent < flow.base + flow.segments.size();
@@ -173,7 +175,7 @@ void Transport::set_timer(FlowId id) {
 
 void Transport::on_alarm(FlowId id) {
     Flow& flow = flows_[id];
-    if (network_.now() != flow.alarm_at) return;  // an earlier one took its place
+    if (network_.now() != flow.alarm_at) return;  // an earlier alarm has replaced this one
     flow.alarm_at = kNever;
     if (flow.timer_at > network_.now()) {
         if (flow.timer_at != kNever) set_timer(id);
@@ -183,7 +185,7 @@ void Transport::on_alarm(FlowId id) {
     can_probe(flow) ? probe(id) : time_out(id);
 }
 
-// The last transmission again: its acknowledgement tells what else is missing.
+// Sends the last transmission again: its acknowledgement tells what else is missing.
 void Transport::probe(FlowId id) {
     Flow& flow = flows_[id];
     flow.probed = true;
@@ -198,8 +200,8 @@ void Transport::time_out(FlowId id) {
     Flow& flow = flows_[id];
     ++counters_.timeouts;
     ++flow.backoff;
-    if (flow.in_flight ==
-        0) {  // the receiver has no room, or the word that it has was lost: ask with a segment
+    // The receiver has no room, or its word that it has room again was lost: ask with a segment.
+    if (flow.in_flight == 0) {
         flow.outstanding_bytes += segment(flow, flow.unsent).bytes;
         transmit(id, flow.unsent++);
         return set_timer(id);
@@ -222,7 +224,8 @@ void Transport::time_out(FlowId id) {
     pump(id);
 }
 
-// The first acknowledgement after a timeout: if it answers what was sent before, nothing was lost.
+// On the first acknowledgement after a timeout: if it answers a transmission from before the timeout, nothing
+// was lost.
 void Transport::judge_timeout(Flow& flow, const Ack& ack) {
     const Cubic before = *flow.before_timeout;
     flow.before_timeout.reset();
@@ -261,7 +264,7 @@ void Transport::on_segment(FlowId id, const Unit& unit) {
     if (flow.unread_bytes == 0) read_ready(id);
 }
 
-// Whether the segment is new. Moves `expected` on, over what had come before its turn.
+// Returns whether the segment is new. Advances `expected` over segments that had come before their turn.
 bool Transport::note(Flow& flow, Index index) {
     if (index < flow.expected) return false;
     auto& beyond = flow.beyond;
@@ -307,7 +310,7 @@ void Transport::thaw(Rank host) {
         Flow& flow = flows_[id];
         if (flow.destination != host || flow.expected == 0) continue;
         flow.unread_bytes = 0;
-        acknowledge(id, 0, kNever);  // the window is open again
+        acknowledge(id, 0, kNever);  // announces that the window is open again
         read_ready(id);
     }
 }
@@ -346,7 +349,7 @@ void Transport::post(Rank from, Rank to, std::uint32_t bytes, const Unit& unit) 
 void Transport::arrived(const Packet& packet) {
     const Unit unit = units_[packet.tag];
     forget(packet.tag);
-    if (packet.damage) return;  // the checksum finds it
+    if (packet.damage) return;  // the checksum detects it
     unit.is_ack ? on_ack(unit.flow, unit.ack) : on_segment(unit.flow, unit);
 }
 

@@ -1,17 +1,22 @@
-// A reliable transport as a modern TCP is, on the simulated network: what the baselines run over.
+// A reliable transport like a modern TCP on the simulated network. The baselines run over it.
 //
-// What was chosen, so that it is neither favoured nor handicapped:
-//   segments      of one MSS; every transmission has a number of its own, so that acknowledgements are never ambiguous
-//                 (TCP: timestamps), and a lost retransmission is found like any other (RACK)
-//   acks          for every second segment, at once when something is out of order and at the end of a message; they
-//                 state the cumulative point and the three newest runs beyond it (SACK), and cost bytes on the way back
-//   loss          found when three transmissions later ones were acknowledged; else by a tail loss probe two round
-//                 trips after the last sign of life, as Linux has it; else by RTO = srtt + 4 rttvar, 200 ms at least;
-//                 a timeout that was wrong, because all were only late, is undone (Eifel)
-//   rate          CUBIC with HyStart (cubic.hpp), initial window 10, no restart after idle times: connections stay
-//                 open between ops and keep their windows, as datacentres configure it; the handshake is over and has measured an idle round trip
-//   flow control  the receive buffer; a process that stands still does not read, its kernel goes on acknowledging
-//   messages      are delivered in order; the send buffer is unlimited; computing costs no time
+// It is meant to be neither favoured nor handicapped, so these were chosen:
+//   segments      have one MSS. Every transmission has a number of its own, so that acknowledgements are
+//                 never ambiguous (TCP: timestamps), and a lost retransmission is found like any other loss
+//                 (RACK).
+//   acks          are sent for every second segment, and at once when something is out of order and at the
+//                 end of a message. They state the cumulative point and the three newest runs beyond it
+//                 (SACK), and cost bytes on the way back.
+//   loss          is found when three later transmissions were acknowledged; else by a tail loss probe two
+//                 round trips after the last sign of life, as in Linux; else by RTO = srtt + 4 rttvar, at
+//                 least 200 ms. A timeout that was wrong, because all segments were only late, is undone
+//                 (Eifel).
+//   rate          is CUBIC with HyStart (cubic.hpp), initial window 10, without restart after idle times:
+//                 connections stay open between ops and keep their windows, as datacentres configure it. The
+//                 handshake is over and has measured an idle round trip.
+//   flow control  is by the receive buffer. A process that stands still does not read, while its kernel goes
+//                 on acknowledging.
+//   messages      are delivered in order; the send buffer is unlimited; computing costs no time.
 #pragma once
 
 #include <array>
@@ -29,7 +34,7 @@ namespace tailcut::sim {
 struct TransportSpec {
     std::uint32_t segment_bytes = 1448;
     std::uint32_t header_bytes = 32;               // TCP with timestamps, on data and on acknowledgements
-    std::uint64_t receive_buffer_bytes = 6 << 20;  // Linux: the most that it tunes a socket to by itself
+    std::uint64_t receive_buffer_bytes = 6 << 20;  // Linux: the most that it tunes a socket to on its own
     double initial_window = 10;
     Duration least_rto = 200 * kMillisecond;
 };
@@ -43,7 +48,7 @@ public:
     using FlowId = std::uint32_t;
     static constexpr std::uint8_t kAlarm = 1;  // alarms of this kind are the transport's
 
-    // `read` is told when a message has been delivered and read; label: the sender's word for it.
+    // `read` is called when a message has been delivered and read; `label` is the sender's label for it.
     Transport(const TransportSpec& spec, Network& network, HostFreezes& freezes,
               std::function<void(FlowId flow, std::uint64_t label)> read);
 
@@ -54,7 +59,7 @@ public:
     void arrived(const Packet& packet);
     void dropped(const Packet& packet) { forget(packet.tag); }
     void on_alarm(FlowId flow);
-    void thaw(Rank host);  // it reads what has come
+    void thaw(Rank host);  // the host reads what has come
 
     const TransportCounters& counters() const { return counters_; }
 
@@ -72,7 +77,7 @@ private:
         Index first, last;
     };
     struct Ack {
-        Index expected = 0;  // all before have come
+        Index expected = 0;  // all segments before this one have come
         std::array<Range, 3> beyond{};
         std::uint8_t ranges = 0;
         std::uint64_t window_bytes = 0;
@@ -90,13 +95,13 @@ private:
         // the sender
         Cubic cubic;
         std::deque<Segment> segments;  // from `base` on
-        Index base = 0, unsent = 0;    // the first not acknowledged, the first never sent
+        Index base = 0, unsent = 0;    // the first segment not acknowledged, and the first never sent
         std::deque<InFlight> transmissions;
         std::deque<Index> lost;
         Index next_number = 0, newest_acked = 0, recovery_until = 0, round_until = 0;
         std::uint64_t in_flight = 0;          // segments
         std::uint64_t outstanding_bytes = 0;  // from the cumulative point on
-        std::uint64_t window_bytes = 0;       // that the receiver has room for
+        std::uint64_t window_bytes = 0;       // the room at the receiver
         bool limited = false;                 // by the congestion window, when it last sent
         bool probed = false;
         Duration srtt = 0, rttvar = 0;  // at first those of the handshake
@@ -113,7 +118,7 @@ private:
         std::deque<std::uint64_t> labels;  // of messages on their way, and
         std::uint64_t unread_messages = 0;
     };
-    struct Unit {  // what a packet is
+    struct Unit {  // the content of a packet
         FlowId flow;
         bool is_ack;
         Index segment, number;

@@ -11,7 +11,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
 
-// Byte offsets (docs/wire-format.md, table 1). After the slash, what FEEDBACK and GOODBYE have in the same place.
+// Byte offsets (docs/wire-format.md, table 1). The name after a slash is the field that FEEDBACK and GOODBYE
+// keep at the same offset.
 enum Offset : std::size_t {
     kAtMagic = 0,
     kAtVersion = 1,
@@ -19,7 +20,7 @@ enum Offset : std::size_t {
     kAtCodec = 3,  // codec << 5 | planes
     kAtFlags = 4,
     kAtSource = 6,
-    kAtGroupTag = 8,  // 6 bytes, and the epoch's 2
+    kAtGroupTag = 8,  // 6 bytes, followed by 2 bytes of epoch
     kAtEpoch = 14,
     kAtNumber = 16,
     kAtSeq = 20,
@@ -59,7 +60,7 @@ bool sound_feedback(const Header& header) {
     return lr_scale_ok && header.error_energy >= 0 && header.error_energy <= 1;
 }
 
-// W7: a scale that a sender may state; for planes, gains that are numbers above -1.
+// W7: a scale that a sender may state. With planes, the gains must also be numbers above -1.
 bool sound_scale(const Header& header) {
     if (header.empty()) return true;
     const bool scale_ok = header.scale >= 0 && header.scale <= std::numeric_limits<float>::max();
@@ -167,7 +168,8 @@ Parsed parse(std::span<const std::byte> datagram) {
     take(header.stamp_us, kAtStamp);
     take(header.incarnation, kAtIncarnation);
     take(header.incast, kAtIncast);
-    // What a later version may put there must not be taken for this one.
+    // These bytes are reserved: a packet of a later version that uses them must not be taken for one of this
+    // version.
     for (std::size_t at = kAtZero; at < (header.type == Type::kData ? kAtStandsFor : kHeaderBytes); ++at)
         if (datagram[at] != std::byte{0}) return refuse(Reject::kType);
     if (header.type == Type::kData) {

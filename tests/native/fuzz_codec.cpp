@@ -1,7 +1,8 @@
 // Hostile bytes for the codec's decoder: any datagrams, in any number, for a vector of any length.
 //
-// Input: 2 bytes of length, a byte of options, then datagrams, each with 2 bytes of size before it. The first 48 bytes of
-// a datagram get a valid magic, version, type and length unless its size is odd, so that the fuzzer reaches the planes.
+// Input: 2 bytes of length, a byte of options, then datagrams, each preceded by 2 bytes of size. The first 48
+// bytes of a datagram get a valid magic, version, type and length unless its size is odd, so that the fuzzer
+// reaches the planes.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -46,7 +47,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         if (std::memcmp(&fast[k], &slow[k], sizeof(float)) != 0 &&
             !(fast[k] != fast[k] && slow[k] != slow[k]))
             std::abort();
-    codec::Message again;  // and whatever was decoded can be encoded
+    codec::Message again;  // whatever was decoded can be encoded
     again.encode(std::span(fast).first(std::min<std::size_t>(n, 4096)), {.planes = 1 + (options >> 1) % 16});
     return 0;
 }

@@ -1,6 +1,6 @@
-// Coverage-guided fuzzing of the endpoint: the input is a script of what a group, a clock and a hostile network
-// may do to it. All ranks are real endpoints, so that forged datagrams meet real states; every rank is held to
-// the same invariants, and a broken one aborts.
+// Coverage-guided fuzzing of the endpoint. The input is a script of what a group, a clock and a hostile
+// network may do to it. All ranks are real endpoints, so that forged datagrams meet real states. Every rank is
+// held to the same invariants, and a broken one aborts.
 //
 //   fuzz_endpoint -max_len=4096 NEW_CORPUS tests/native/corpus      explore
 //   fuzz_endpoint FILE                                              replay one input
@@ -20,7 +20,7 @@
 #include "protocol/endpoint.hpp"
 #include "protocol/grid/column_values.hpp"
 
-// Only there with a sanitizer that counts; the bound on memory outside of the pool needs it.
+// Defined only with a sanitizer that counts allocations; the bound on memory outside of the pool needs it.
 extern "C" __attribute__((weak)) std::size_t __sanitizer_get_current_allocated_bytes();
 
 namespace {
@@ -40,7 +40,7 @@ constexpr std::array<std::uint32_t, 12> kLengths = {0, 1, 63, 64, 65, 127, 128, 
         }                                                                                \
     } while (false)
 
-// The input, read as a sequence of small numbers; zeros for ever after its end.
+// Reads the input as a sequence of small numbers, followed by zeros forever.
 class Script {
 public:
     explicit Script(std::span<const std::uint8_t> input) : left_(input) {}
@@ -60,7 +60,8 @@ private:
     std::span<const std::uint8_t> left_;
 };
 
-// A bucket between guard zones. Once its report is out it belongs to the caller: no byte may change any more.
+// A bucket between guard zones. Once its report is out, the bucket belongs to the caller and no byte may
+// change any more.
 class Bucket {
 public:
     Bucket(std::uint32_t length, float value, Time deadline)
@@ -96,7 +97,7 @@ struct Datagram {
     std::vector<std::byte> bytes;
 };
 
-// One rank: an endpoint, its buckets, and what must hold whatever is done to it.
+// One rank: an endpoint, its buckets, and the invariants that must hold whatever is done to it.
 class Host {
 public:
     Host(const Settings& settings, const std::vector<PeerSettings>& peers, bool column)
@@ -111,7 +112,7 @@ public:
     void submit(Time now, std::uint32_t length, const Terms& terms);
     void receive(Time now, std::span<const std::byte> bytes);
     void advance(Time now);
-    // At most `most` packets, of which the last `retracted` are taken back.
+    // At most `most` packets; the last `retracted` of them are retracted.
     std::vector<Datagram> transmit(Time now, std::size_t most, std::size_t retracted);
     void take_reports();
     void check_memory() const;
@@ -134,9 +135,11 @@ private:
     ColumnOps column_ops_;  // what is in the endpoint's memory goes before it
     std::map<Ticket, Bucket> buckets_;
     std::size_t submitted_bytes_ = 0;
-    std::vector<std::uint32_t> stamps_;                      // by peer, then of multicast: the last one sent
-    std::uint64_t kept_packets_ = 0;                         // transmitted and not retracted
-    std::vector<std::pair<Ticket, std::size_t>> in_flight_;  // ops whose shard may be outside, and its floats
+    // By peer, then of multicast: the last stamp sent.
+    std::vector<std::uint32_t> stamps_;
+    std::uint64_t kept_packets_ = 0;  // transmitted and not retracted
+    // Ops whose shard may be outside of the pool, and its floats.
+    std::vector<std::pair<Ticket, std::size_t>> in_flight_;
     std::size_t in_flight_floats_ = 0, in_flight_peak_ = 0;
 };
 
@@ -145,7 +148,7 @@ void Host::submit(Time now, std::uint32_t length, const Terms& terms) {
     const Ticket ticket = buckets_.size();
     const auto value = static_cast<float>(ticket * 8 + settings_.shape.self);
     Bucket& bucket = buckets_.try_emplace(ticket, length, value, now + terms.bounds.deadline).first->second;
-    submitted_bytes_ += 2 * bucket.bytes() + 4096;  // with its final copy, and the tables of its op
+    submitted_bytes_ += 2 * bucket.bytes() + 4096;  // including its final copy and the tables of its op
     const Seq seq = endpoint.next_seq();
     if (column_) {
         RowSum& sum = column_ops_[seq].sum = {};
@@ -155,21 +158,21 @@ void Host::submit(Time now, std::uint32_t length, const Terms& terms) {
     }
     endpoint.submit(now, ticket, bucket.values(), terms);
     take_reports();
-    if (endpoint.next_seq() == seq + 1) note_entry(ticket, length);  // entered, not refused
+    if (endpoint.next_seq() == seq + 1) note_entry(ticket, length);  // it was entered, not refused
 }
 
-// Memory outside of the pool: ops in flight, and those of the window that a peer in them still awaits.
+// Counts memory outside of the pool: ops in flight, and ops of the window that a peer in them still awaits.
 void Host::note_entry(Ticket newest, std::uint32_t length) {
     const Layout layout{length, settings_.shape.ranks};
     std::size_t floats = owned_floats(settings_.codec, layout) + 16;
-    if (settings_.codec == wire::Codec::kPlanes)  // and what is encoded of each contribution
+    if (settings_.codec == wire::Codec::kPlanes)  // plus what is encoded of each contribution
         floats += layout.ranks * (layout.shard_stride() / kGranule * codec::kSlotFloats + 16);
     if (column_ &&
         settings_.codec == wire::Codec::kPlanes)  // and the mean, as it was coded or in pool memory
         floats += std::max<std::size_t>(length, length / kGranule * codec::kSlotFloats) + 16;
     in_flight_.emplace_back(newest, floats);
     in_flight_floats_ += in_flight_.back().second;
-    in_flight_peak_ = std::max(in_flight_peak_, in_flight_floats_);  // before the older ones leave
+    in_flight_peak_ = std::max(in_flight_peak_, in_flight_floats_);  // before the older ones are removed
     const std::size_t recent = std::max<std::size_t>(3, settings_.window_ops + 1u);
     for (std::size_t k = 0; k + recent < in_flight_.size();) {
         if (buckets_.at(in_flight_[k].first).reported) {
@@ -183,14 +186,15 @@ void Host::note_entry(Ticket newest, std::uint32_t length) {
 
 void Host::check_memory() const {
     MUST(endpoint.pool_used_bytes() <= settings_.pool_bytes);
-    // Used and kept: the pool, the ops in flight at their peak, and the history of empty buckets, which stays.
+    // Used and kept memory: the pool, the ops in flight at their peak, and the history of empty buckets,
+    // which stays.
     const std::size_t empty = std::size_t{settings_.window_ops} * 16;
     MUST(endpoint.memory_bytes() <= settings_.pool_bytes + (in_flight_peak_ + empty) * sizeof(float));
 }
 
 std::uint64_t Host::dealt_with() const {
     const Counters& counters = endpoint.counters();
-    // Late contributions are rejected, late means are not.
+    // Late contributions are rejected; late means are not.
     std::uint64_t sum = counters.traffic.late_packets;
     sum -= counters.rejected[static_cast<std::size_t>(wire::Reject::kLate)];
     for (const std::uint64_t rejected : counters.rejected) sum += rejected;
@@ -198,12 +202,12 @@ std::uint64_t Host::dealt_with() const {
 }
 
 void Host::receive(Time now, std::span<const std::byte> bytes) {
-    // An exact copy on the heap: a read beyond the datagram is caught.
+    // An exact copy on the heap, so that a read beyond the datagram is detected.
     const std::vector<std::byte> datagram(bytes.begin(), bytes.end());
     const std::uint64_t received = endpoint.counters().traffic.received_packets, before = dealt_with();
     endpoint.receive(now, datagram);
     MUST(endpoint.counters().traffic.received_packets == received + 1);
-    MUST(dealt_with() - before <= 1);  // used, or counted for exactly one reason
+    MUST(dealt_with() - before <= 1);  // it is used, or counted for exactly one reason
     take_reports();
 }
 
@@ -329,7 +333,7 @@ private:
     Terms terms_;
     Time now_ = 1'000'000'000;
     std::vector<std::unique_ptr<Host>> hosts_;
-    std::deque<Datagram> wire_;  // sent and not delivered yet; the script decides what becomes of it
+    std::deque<Datagram> wire_;  // sent and not delivered yet; the script decides their fate
 };
 
 Group::Group(Script& script) : script_(script) {
@@ -366,7 +370,8 @@ Group::Group(Script& script) : script_(script) {
     for (Rank rank = 0; rank < ranks_; ++rank) {
         settings.shape = {rank, ranks_, seed_};
         settings.multicast = {{}, peers[rank]};
-        for (Rank other = times / 64 % 2; times / 32 % 2 && other < ranks_; ++other)  // rank 0 may be deaf
+        // Rank 0 may hear no multicast.
+        for (Rank other = times / 64 % 2; times / 32 % 2 && other < ranks_; ++other)
             if (other != rank) settings.multicast.members.push_back(other);
         hosts_.push_back(std::make_unique<Host>(settings, peers, column));
     }
@@ -377,12 +382,12 @@ void Group::run() {
         step();
         check();
     }
-    // Whatever happened: once the last deadline has passed, every op has been reported.
+    // Whatever happened, every op has been reported once the last deadline has passed.
     now_ += terms_.bounds.deadline;
     for (auto& host : hosts_) {
         host->advance(now_);
         MUST(host->endpoint.in_flight() == 0);
-        put(host->transmit(now_, SIZE_MAX, 0));  // terminates
+        put(host->transmit(now_, SIZE_MAX, 0));  // must terminate
     }
     check();
 }
@@ -431,7 +436,7 @@ void Group::raw() {
     host.receive(now_, bytes);
 }
 
-// A header that is plausible in most fields, so that the input gets past the first checks.
+// A header that is plausible in most fields, so that the input passes the first checks.
 wire::Header Group::any_header(Rank destination) {
     wire::Header header;
     const std::uint32_t kind = script_.take<std::uint8_t>();
@@ -479,7 +484,7 @@ void Group::forge() {
     hosts_[destination]->receive(now_, bytes);
 }
 
-// The same header again and again with another length, or for another op: memory must not follow.
+// The same header again and again with another length, or for another op: memory must not grow with them.
 void Group::flood() {
     const auto destination = static_cast<Rank>(script_.below(ranks_));
     wire::Header header = any_header(destination);
@@ -513,13 +518,13 @@ void Group::pass_on_damaged() {
         datagram.bytes[script_.below(64) % datagram.bytes.size()] ^= script_.take<std::byte>();
     const std::uint32_t size = script_.take<std::uint8_t>();
     if (size < 192)
-        datagram.bytes.resize(datagram.bytes.size() * (size + 1) / 128, std::byte{1});  // cut or longer
+        datagram.bytes.resize(datagram.bytes.size() * (size + 1) / 128, std::byte{1});  // cut or extended
     hosts_[datagram.destination]->receive(now_, datagram.bytes);
 }
 
 void Group::put(std::vector<Datagram> datagrams) {
     for (Datagram& datagram : datagrams) wire_.push_back(std::move(datagram));
-    while (wire_.size() > kWireDatagrams) wire_.pop_front();  // lost
+    while (wire_.size() > kWireDatagrams) wire_.pop_front();  // the oldest are lost
 }
 
 void Group::transmit() {
@@ -528,7 +533,8 @@ void Group::transmit() {
     put(host.transmit(now_, most, retracted));
 }
 
-// A good moment: everybody sends, everything arrives in order. Bounded, as real time would bound it.
+// A good moment: everybody sends, and everything arrives in order. It is bounded, as real time would bound
+// it.
 void Group::exchange() {
     for (std::uint32_t rounds = 1 + script_.below(8); rounds > 0; --rounds) {
         for (auto& host : hosts_)
@@ -540,7 +546,7 @@ void Group::exchange() {
 
 void Group::wait() {
     const std::uint32_t how = script_.take<std::uint8_t>();
-    if (how >= 128) {  // exactly to the next timer, on which the comparisons turn
+    if (how >= 128) {  // exactly to the next timer, where comparisons switch
         Time next = now_ + terms_.bounds.deadline;
         for (const auto& host : hosts_) next = std::min(next, host->endpoint.next_timer());
         now_ = std::max(now_, next - (how == 255));

@@ -1,10 +1,10 @@
 // Random fault schedules through the simulated network. Every schedule is a seed:
 //
-//   sim_stress [SEEDS = 300] [FIRST = 1]
+// sim_stress [SEEDS = 300] [FIRST = 1]
 //
 // Whatever the faults, each op of a living rank is reported once and in time, and each granule of a result is
-// the rank-order mean of contributions, the same at every rank that holds it, or zero. Without faults, the mean
-// is that of all ranks. The mean is computed here once more, in plain loops.
+// the rank-order mean of contributions, the same at every rank that holds it, or zero. Without faults, the
+// mean is that of all ranks. The mean is computed here once more, in plain loops.
 #include <signal.h>
 #include <unistd.h>
 
@@ -29,9 +29,9 @@ namespace {
 using namespace tailcut;
 
 constexpr Duration kSecond = 1000 * kMillisecond;
-constexpr unsigned kAllowedSeconds = 60;  // of real time for one seed: more is an endless loop
+constexpr unsigned kAllowedSeconds = 60;  // of real time for one seed: longer means an endless loop
 
-// Thrown by a check; ends the seed.
+// Thrown by a check to end the seed.
 struct Broken : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -109,7 +109,7 @@ void plan_hosts(Dice& dice, Plan& plan) {
     spec.paced = dice.chance(0.6);
     if (spec.ranks % 2 == 0 && spec.ranks > 2 && dice.chance(0.4))
         spec.rows = dice.chance(0.5) ? 2 : spec.ranks / 2;
-    if (spec.rows > 1 && !spec.planes_by_rank.empty())  // every row encodes the same mean
+    if (spec.rows > 1 && !spec.planes_by_rank.empty())  // every row must encode the same mean
         spec.planes_by_rank.assign(spec.ranks, spec.planes_by_rank[0]);
     spec.multicast = spec.rows == 1 && dice.chance(0.4);
     if (dice.chance(0.3)) spec.deaf.push_back(dice.rank(spec));
@@ -146,7 +146,7 @@ void plan_values(Dice& dice, Plan& plan) {
         }
 }
 
-// Nothing is lost, but packets are late, doubled, overtaken and queued; everybody has the time to wait.
+// Nothing is lost, but packets are late, duplicated, overtaken and queued, and everybody has time to wait.
 void plan_clean(Dice& dice, SimSpec& spec) {
     spec.window_ops = std::max(spec.window_ops, 2 * spec.depth);
     spec.terms.bounds = {20 * kSecond, 30 * kSecond, 60 * kSecond, 60 * kSecond, 60 * kSecond, 60 * kSecond};
@@ -201,7 +201,7 @@ void plan_faults(Dice& dice, SimSpec& spec) {
     plan_stops(dice, spec);
 }
 
-// What makes a network uneven: other traffic, links that slow down, losses in a row, two sites.
+// What makes a network uneven: background traffic, links that slow down, losses in a row, two sites.
 void plan_network(Dice& dice, sim::NetworkSpec& spec, Rank ranks) {
     if (dice.chance(0.2)) spec.bursty_loss = {0.05 * dice.unit(), 0.05 + 0.5 * dice.unit(), dice.unit()};
     if (dice.chance(0.2))
@@ -241,7 +241,7 @@ bool same(float a, float b) {
            (std::isnan(a) && std::isnan(b));
 }
 
-// What every rank put into one op of the group, by its seq.
+// What every rank put into one op of the group, by seq.
 struct Entry {
     const std::vector<float>* input = nullptr;  // null: it never entered
     const std::vector<float>* result = nullptr;
@@ -260,7 +260,7 @@ float mean_of(const Entries& entries, std::uint32_t ranks, std::size_t at) {
     return sum / static_cast<float>(count);
 }
 
-// One op of the group, seen from all its ranks.
+// One op of the group, as seen by all its ranks.
 class Oracle {
 public:
     Oracle(const Plan& plan, Seq seq, const Entries& entries) : plan_(plan), seq_(seq), entries_(entries) {}
@@ -286,14 +286,15 @@ private:
                 check_granule(rank, report, layout, shard, g);
     }
 
-    // Planes mix the coordinates of a block, and their values are held to the means by the Python tests. Here: no value
-    // out of nowhere, and the same bits on all ranks that lack nothing.
+    // Planes mix the coordinates of a block, and the Python tests compare their values with the means. Here
+    // only two properties are checked: no value comes out of nowhere, and all ranks that lack nothing have
+    // the same bits.
     void check_planes(Rank rank, const OpReport& report) {
         const std::vector<float>& result = *entries_[rank].result;
         must(report.non_finite || std::all_of(result.begin(), result.end(),
                                               [](float value) { return std::fabs(value) < 1e4f; }),
              "seq ", seq_, " rank ", rank, ": a value that nobody sent");
-        // Of an owner that has said goodbye, what is still on its way counts as EMPTY too.
+        // What is still on its way from an owner that has said goodbye counts as EMPTY too.
         if (plan_.spec.trim > 0 || report.status != Status::kComplete || report.non_finite ||
             report.gather.missing > 0 || report.gather.empty > 0)
             return;
@@ -302,14 +303,15 @@ private:
              ": complete, and unlike another");
     }
 
-    // The sums of rows do not add up in rank order, so their means are not computed here: that is done by the Python tests.
+    // The sums of rows do not add up in rank order, so their means are not computed here; the Python tests do
+    // that.
     void check_grid(Rank rank, const OpReport& report) {
         check_planes(rank, report);
         if (plan_.spec.codec != wire::Codec::kRaw || report.status == Status::kBehind) return;
         const std::vector<float>& result = *entries_[rank].result;
         for (std::size_t at = report.non_finite; at < result.size();
              at += at < kGranule ? kGranule - at : kGranule) {
-            if (same(result[at], 0)) continue;  // it did not come
+            if (same(result[at], 0)) continue;  // this coordinate did not come
             const auto [known, fresh] = held_.try_emplace({report.bucket_len, at / kGranule, 0}, result[at]);
             must(fresh || at == report.non_finite || same(known->second, result[at]), "seq ", seq_, " rank ",
                  rank, ": coordinate ", at, " differs between ranks");
@@ -338,7 +340,7 @@ private:
              " granule ", g, " differs between ranks");
     }
 
-    // The ranks whose values are in the mean, as the owner says; nothing if it has not told.
+    // The ranks whose values are in the mean, according to the owner; nothing if it has not told.
     std::optional<std::uint32_t> contributors(const Layout& layout, Rank shard, std::uint32_t g) const {
         const Shape shape{0, plan_.spec.ranks, plan_.spec.seed};
         const OpReport* owner = entries_[shape.owner(shard, seq_)].report;
@@ -383,7 +385,7 @@ private:
     const Entries& entries_;
     std::map<Place, float> held_;                                  // the first rank's value
     std::map<std::uint32_t, const std::vector<float>*> complete_;  // by length: the first rank's result
-    std::uint32_t guess_ = 1;  // the ranks that fitted last: neighbours mostly agree
+    std::uint32_t guess_ = 1;  // the set of ranks that fitted last: neighbours mostly agree
 };
 
 // ---- checks -----------------------------------------------------------------------------------------------
@@ -432,7 +434,8 @@ void check_counters(const Plan& plan, const SimResult& result) {
              "a socket that is read dropped packets");
 }
 
-// Nothing was lost, so everything must have come: at once where it belongs, and without the pool overrun.
+// Nothing was lost, so everything must have come: directly to where it belongs, and without overrunning the
+// pool.
 void check_clean(const Plan& plan, const SimResult& result) {
     const SimSpec& spec = plan.spec;
     const Seq common = *std::min_element(spec.ops_by_rank.begin(), spec.ops_by_rank.end());
@@ -451,7 +454,7 @@ void check_clean(const Plan& plan, const SimResult& result) {
         must(result.closed_at[rank] <= last + spec.linger / 2, "rank ", rank,
              ": lingered with nothing left to serve");
     for (const Counters& counters : result.counters) {
-        // Multicast reaches those as well for whom it is too early; they get it again by unicast.
+        // Multicast also reaches ranks that have no room yet; they get the packet again by unicast.
         must(spec.multicast || counters.rejected[static_cast<std::size_t>(wire::Reject::kPool)] == 0,
              "the pool was overrun");
         must(counters.evicted_shards == 0, "a shard was evicted");
@@ -468,7 +471,8 @@ void check_non_finite(const Plan& plan, Rank rank, const OpReport& report, const
          ": no NaN to be found");
 }
 
-// The ops of the group by seq. A rank that died left no report: its seq follows from its op unless it jumped.
+// The ops of the group by seq. A rank that died left no report, so its seq follows from its op unless it
+// jumped.
 std::map<Seq, Entries> by_seq(const Plan& plan, const SimResult& result, const Buckets& results) {
     const SimSpec& spec = plan.spec;
     std::map<Seq, Entries> ops;
@@ -481,7 +485,7 @@ std::map<Seq, Entries> by_seq(const Plan& plan, const SimResult& result, const B
         for (const OpReport& report : result.reports[rank]) {
             reported[report.ticket] = true;
             jumped |= report.status == Status::kBehind;
-            if (report.links.empty()) continue;  // refused: never entered
+            if (report.links.empty()) continue;  // refused: it never entered
             entry(report.seq, rank) = {&plan.inputs[report.ticket][rank], &results[report.ticket][rank],
                                        &report};
         }
@@ -498,7 +502,7 @@ SimResult simulate_plan(const Plan& plan, Buckets& buckets) {
     return simulate(plan.spec, spans);
 }
 
-// A reliable transport delivers whatever the faults, and everybody ends every op.
+// A reliable transport delivers despite all faults, so everybody ends every op.
 void run_baseline(std::uint64_t seed) {
     Dice dice(~seed);
     sim::BaselineSpec spec;
@@ -517,7 +521,7 @@ void run_baseline(std::uint64_t seed) {
     if (dice.chance(0.3)) spec.queue_bytes = 20'000 + dice.below(60'000);
     plan_network(dice, spec, spec.ranks);
     spec.bursty_loss.loss *= 0.5;
-    if (spec.bytes_per_s > 0)  // a link that others fill for ever delivers nothing
+    if (spec.bytes_per_s > 0)  // a link that others fill forever delivers nothing
         spec.bursts.bytes =
             std::min(spec.bursts.bytes, static_cast<std::uint64_t>(0.04e-9 * spec.bytes_per_s *
                                                                    static_cast<double>(spec.bursts.gap_min)));
@@ -554,7 +558,7 @@ void run(std::uint64_t seed) {
             for (const OpReport& report : result.reports[rank])
                 if (report.status == Status::kComplete)
                     check_non_finite(plan, rank, report, results[report.ticket][rank]);
-    if (seed % 8 == 0) {  // one seed, one history
+    if (seed % 8 == 0) {  // the same seed must give the same history
         Buckets again = plan.inputs;
         const SimResult second = simulate_plan(plan, again);
         must(second.events == result.events && second.ended_at == result.ended_at,

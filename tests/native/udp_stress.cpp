@@ -1,6 +1,7 @@
-// The UDP lane under the thread and address sanitizers: several ranks in one process over 127.0.0.1, submitted
-// to, waited for, asked, closed and destroyed from several threads. Every op must be reported once, and what is
-// complete must be the exact mean. No assertion depends on how fast the machine is: only kPatience ends a wait.
+// The UDP lane under the thread and address sanitizers: several ranks in one process over 127.0.0.1. Several
+// threads submit to the lanes, wait for reports, read stats, and close and destroy the lanes. Every op must
+// be reported once, and what is complete must be the exact mean. No assertion depends on how fast the machine
+// is: only kPatience ends a wait.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -49,10 +50,10 @@ struct Variant {
     }
 };
 
-// The lanes of all ranks, each with its own settings as a process of its own would have them.
+// The lanes of all ranks, each with its own settings as if it were a process of its own.
 class Lanes {
 public:
-    // Rows add up in another order than the check does.
+    // A grid adds up rows in another order than the check does, so it gets a tolerance.
     explicit Lanes(const Variant& variant)
         : error_(variant.codec == wire::Codec::kPlanes ? 1e-3f
                  : variant.rows > 1                    ? 1e-6f
@@ -84,11 +85,11 @@ public:
     }
 
     UdpLane& operator[](Rank rank) { return *lanes_[rank]; }
-    float error() const { return error_; }  // of a coordinate, at most
+    float error() const { return error_; }  // the largest error allowed in a coordinate
     Rank ranks() const { return static_cast<Rank>(lanes_.size()); }
     void destroy(Rank rank) { lanes_[rank].reset(); }
 
-    // Everybody leaves together, as at the end of a program.
+    // All ranks leave together, as at the end of a program.
     void close() {
         for (auto& lane : lanes_) lane->close(5 * kSecond);
         for (auto& lane : lanes_) must(lane->join(kPatience), "an engine did not end");
@@ -145,7 +146,7 @@ void on_each(Rank ranks, const std::function<void(Rank)>& body) {
     for (const std::string& failure : failures) must(failure.empty(), failure);
 }
 
-// Calls stats() all the time, until it is destroyed.
+// Calls stats() all the time until it is destroyed.
 class Watcher {
 public:
     explicit Watcher(Lanes& lanes)
@@ -215,7 +216,7 @@ void many_threads_share_a_lane(const Variant& variant) {
     lanes.close();
 }
 
-// close() with ops in flight: they still end, all of them, and what is complete is exact.
+// close() with ops in flight: all of them still end, and what is complete is exact.
 void closing_lets_ops_end(const Variant& variant) {
     Lanes lanes(variant);
     on_each(lanes.ranks(), [&](Rank rank) {
@@ -230,7 +231,7 @@ void closing_lets_ops_end(const Variant& variant) {
     });
 }
 
-// A lane that is destroyed without a word: the others' ops end at their deadline, and the process goes on.
+// A lane is destroyed without a word: the others' ops end at their deadline, and the process goes on.
 void destruction_is_a_death(const Variant& variant) {
     constexpr Duration kEnd = 300 * kMillisecond;
     const Terms terms{.bounds = {100 * kMillisecond, 100 * kMillisecond, kEnd, kEnd, kEnd, kEnd}};
@@ -247,7 +248,7 @@ void destruction_is_a_death(const Variant& variant) {
     }
 }
 
-// close(0) under a waiter: it gets its report at once, and so does who submits afterwards.
+// close(0) while a caller waits: it gets its report at once, and so does whoever submits afterwards.
 void abort_wakes_the_waiter(const Variant& variant) {
     Lanes lanes(variant);
     std::vector<float> bucket = make_bucket(0, 10'000);
@@ -263,8 +264,8 @@ void abort_wakes_the_waiter(const Variant& variant) {
     must(wait_for(lanes[0], refused).status == Status::kClosed, "a closed lane took an op");
 }
 
-// A socket that the program has closed under its engine, and whose number is another file's now: the waiter hears why,
-// and so does who submits afterwards.
+// The program has closed a socket under its engine, and the descriptor's number now belongs to another file:
+// the waiter is told why, and so is whoever submits afterwards.
 void failure_wakes_the_waiter(const Variant& variant) {
     Lanes lanes(variant);
     const int number = lanes[0].descriptor();
@@ -285,7 +286,7 @@ void failure_wakes_the_waiter(const Variant& variant) {
     must(::close(number) == 0, "a file was closed that was not the lane's");
 }
 
-// One rank leaves by goodbye: the others go on without it, at once and not at their deadlines.
+// One rank leaves with a goodbye: the others go on without it at once, not only at their deadlines.
 void the_others_go_on(const Variant& variant) {
     Lanes lanes(variant);
     on_each(lanes.ranks(), [&](Rank rank) { run_ops(lanes, {5'000}, rank); });

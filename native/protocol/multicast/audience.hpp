@@ -1,4 +1,5 @@
-// Who hears a rank's multicast. Members have an index of their own, so that a set of them is a few words.
+// The ranks that hear a rank's multicast. Members have an index of their own, so that a set of them takes a
+// few words.
 #pragma once
 
 #include <bitset>
@@ -13,7 +14,7 @@
 namespace tailcut {
 
 struct Audience {
-    static constexpr std::size_t kMost = 256;  // the others are served by unicast
+    static constexpr std::size_t kMost = 256;  // further ranks are served by unicast
     using Set = std::bitset<kMost>;
 
     Audience() = default;
@@ -25,18 +26,19 @@ struct Audience {
             present.set(k);
         }
     }
-    int index(Rank rank) const { return rank < indices.size() ? indices[rank] : -1; }  // -1: no member
+    int index(Rank rank) const { return rank < indices.size() ? indices[rank] : -1; }  // -1: not a member
 
     std::vector<Rank> ranks;            // by index
     std::vector<std::int16_t> indices;  // by rank; empty if there are no members
-    Set present;                        // whom ops that begin now serve by multicast
+    Set present;                        // members that ops beginning now serve by multicast
 };
 
-// What a link has of both ranks' multicast.
+// The state of a link for the multicast of both of its ranks.
 struct MulticastLink {
-    Arrivals arrivals;  // of the peer's
+    Arrivals arrivals;  // of the peer's multicast
     bool feedback_due = false, probe_due = false;
-    // Of ours, if the peer is a member: ops before this are for unicast, because it had been too slow, or silent, since then.
+    // For our multicast, if the peer is a member: ops before this one are served by unicast because the peer
+    // was too slow or silent.
     Seq from = 0;
     Time left_at = -1;
 };

@@ -6,7 +6,8 @@
 namespace tailcut {
 namespace {
 
-// How long a member is served apart: who was too slow is likely to be again, who did not answer may have been busy.
+// How many ops a member is served apart: a member that was too slow is likely to be so again, and one that
+// did not answer may have been busy.
 constexpr Seq kApartIfSlowOps = 100, kApartIfUnresponsiveOps = 10;
 
 }  // namespace
@@ -26,7 +27,7 @@ Broadcast::Broadcast(const Settings& settings, const Roster& roster, Ops& ops, L
 
 // ---- sending ----------------------------------------------------------------------------------------------
 
-// The oldest op first.
+// The oldest op comes first.
 bool Broadcast::next(Time now, Outgoing& out) {
     constexpr auto kEverybody = Destination::everybody();
     auto& slots = ops_.slots();
@@ -52,11 +53,11 @@ bool Broadcast::next(Time now, Outgoing& out) {
         }
         if (over && path_.served_below == seq) path_.served_below = seq + 1;
     }
-    if (settings_.resend && path_.in_flight()) path_.arm_probe(now);  // was the last of it lost?
+    if (settings_.resend && path_.in_flight()) path_.arm_probe(now);  // the last packet may be lost
     return false;
 }
 
-// Who accepts how many senders at once is not looked at: all owners multicast to all.
+// The number of senders that a receiver accepts at once is ignored here: all owners multicast to all.
 bool Broadcast::may_send(Time now, Op& op) {
     path_.room_wanted = !most_have_room_for(op);
     const Time at = path_.room_wanted ? kNever : path_.clear_at(now, op.layout().shard_bytes());
@@ -67,8 +68,8 @@ bool Broadcast::may_send(Time now, Op& op) {
     return at <= now;
 }
 
-// If most have, those that have none are served by unicast in this op, when they have. Room only grows: the others are not
-// looked at again.
+// If most members have room, the others are served by unicast in this op, once they have room. Room only
+// grows, so ops for which all had room are not checked again.
 bool Broadcast::most_have_room_for(Op& op) {
     if (op.seq() < path_.room_below) return true;
     const Audience::Set covered = op.covered();
@@ -107,7 +108,7 @@ void Broadcast::retract_word(Rank rank, bool reply_wanted) {
     links_[rank].multicast.probe_due |= reply_wanted;
 }
 
-// Ask those that owe an answer, and wait no longer for those that give none.
+// Asks members that owe an answer, and stops waiting for those that give none.
 void Broadcast::ask(Time now) {
     if (path_.probe.at() > now) return;
     path_.probe.rang();
@@ -134,7 +135,7 @@ void Broadcast::answer(Rank rank) {
 
 void Broadcast::settle(Time now, const wire::Header& header, std::span<const std::byte> report) {
     const int index = audience_.index(header.source);
-    if (index < 0) return;  // it only asks
+    if (index < 0) return;  // not a member of ours: it only asks
     const auto member = static_cast<std::size_t>(index);
     const std::uint64_t lost_before = path_.lost_packets(member);
     path_.settle(now, member, header, report, links_.mean_rate(), links_[header.source].path.lost());
@@ -151,7 +152,8 @@ void Broadcast::note_leaving(Rank rank) {
 
 // ---- who is served apart ----------------------------------------------------------------------------------
 
-// From where multicast stands, a member is served by unicast for this many ops, and so is what it has not settled.
+// Serves a member by unicast, from the ops at hand on and for this many more. What it has not settled goes by
+// unicast as well.
 void Broadcast::serve_apart(Time now, std::size_t member, Seq ops) {
     const Rank rank = audience_.ranks[member];
     Link& link = links_[rank];

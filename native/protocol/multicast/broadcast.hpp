@@ -1,5 +1,5 @@
-// The multicast of an endpoint: its means for all that hear them at once, what came of them, and who is served apart. Without
-// members it has nothing to say.
+// The multicast of an endpoint: its means for all members at once, what became of them, and who is served
+// apart. Without members it sends nothing.
 #pragma once
 
 #include <cstddef>
@@ -25,10 +25,11 @@ public:
     // ---- sending
     bool next(Time now, Outgoing& out);  // to everybody
     void retract(Time now, const Outgoing& out);
-    // Whether a FEEDBACK on its multicast is due to a rank, and then whether it asks for a reply. It is no longer due.
+    // Whether a FEEDBACK about a rank's multicast is due, and if so, whether it asks for a reply. The call
+    // clears it.
     std::optional<bool> take_word(Rank rank);
     void retract_word(Rank rank, bool reply_wanted);
-    void ask(Time now);  // nothing has come back for a while
+    void ask(Time now);  // no answer has come for a while
 
     // ---- what others say
     Arrivals& arrivals(Rank rank) { return links_[rank].multicast.arrivals; }
@@ -37,7 +38,8 @@ public:
     void note_leaving(Rank rank);
 
     // ---- who is served together
-    // Who has been served apart for long enough, and is alive, is a member again in the ops that begin now.
+    // Members that have been served apart for long enough, and are alive, are members again in the ops that
+    // begin now.
     void serve_together(Time now);
 
 private:

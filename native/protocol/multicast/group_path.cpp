@@ -6,21 +6,24 @@
 namespace tailcut {
 namespace {
 
-// Of an uplink, relative to a path: means are made as fast as one path brings contributions, and must not lag behind.
+// How much of the uplink multicast may take, relative to one path: means become final as fast as one path
+// brings contributions, and must not lag behind.
 constexpr double kShares = 2;
-constexpr double kNear = 1.25;       // a rate so many times the pace is held back by it
-constexpr double kFall = 0.9;        // of the pace at once, in half a round trip, for one member alone
-constexpr double kWorthTrial = 0.9;  // of the median: a slowest member above it is as good as the others
+constexpr double kNear = 1.25;  // a rate of up to this many times the pace is held back by it
+// One member alone lowers the pace at most to this share of it per half a round trip.
+constexpr double kFall = 0.9;
+constexpr double kWorthTrial = 0.9;  // of the median: a slowest member above this is as good as the others
 constexpr Duration kTrial = 20 * kMillisecond;  // long enough to double the rate several times
 constexpr Duration kTrialRounds = 8;            // the same in round trips
-// Between trials: as long as their queues may take to drain, and ever longer.
+// Pause between trials: as long as their queues may take to drain, and ever longer.
 constexpr Duration kTrialPause = 50 * kMillisecond, kMostTrialPause = 5000 * kMillisecond;
-// Of the median: half of it, less what a trial may be wrong by when others send to the same port.
+// A member below this share of the median is slow: a half, less the possible error of a trial when others
+// send to the same port.
 constexpr double kSlow = 0.4;
 constexpr int kSlowTrials = 3;
-constexpr std::uint64_t kEnoughPackets = 32;  // for a trial to tell anything
-constexpr Duration kPatience =
-    25 * kMillisecond;  // with a member that does not answer; a busy host may take 10
+constexpr std::uint64_t kEnoughPackets = 32;  // a trial with fewer says nothing
+// How long a member that does not answer is waited for; a busy host may take 10 ms.
+constexpr Duration kPatience = 25 * kMillisecond;
 constexpr Duration kPatienceRounds = 8;
 
 }  // namespace
@@ -52,7 +55,7 @@ void GroupPath::stamp(Time now, wire::Header& header) {
     const std::uint32_t window_bytes = flight_.window_bytes, packet_bytes = flight_.packet_bytes;
     const auto most = static_cast<std::uint32_t>(paced_ ? std::min<std::uint64_t>(window_bytes, most_bytes_)
                                                         : window_bytes);
-    // As many packets as there are members, which all reply at once.
+    // At least as many packets as there are members, because all members reply at once.
     const auto least =
         std::clamp(static_cast<std::uint32_t>(active_.count()), kLeastAskPackets, kMostAskPackets);
     const std::uint32_t ask =
@@ -141,12 +144,13 @@ void GroupPath::admit(Time now, std::size_t index) {
     member.asked_at = -1;
     member.slow = 0;
     member.busy = 0;
-    trial_until_ = kNever;  // it was not there when it began
+    trial_until_ = kNever;  // the member was not there when the trial began
     excused_.reset();
     appraise(now);
 }
 
-// The pace, from the rates of all. Called when the slowest has reported, or another has become slower.
+// Sets the pace from the rates of all members. Called when the slowest has reported, or another has become
+// slower.
 void GroupPath::appraise(Time now) {
     const bool tried = trial_until_ <= now;
     if (tried) end_trial(now);
@@ -164,7 +168,8 @@ void GroupPath::appraise(Time now) {
         begin_trial(now, median.first, members_[median.second].rate.srtt());
     const auto [rate, setter] = trial_until_ != kNever ? median : least;
     setter_ = setter;
-    // What many see is on the way of all, what one alone sees may be its busy host: that is followed slowly.
+    // What many members see is on the way to all of them. What one alone sees may be its busy host, so the
+    // pace follows it slowly.
     const double slowly = now - lowered_at_ >= round_trip_.smooth() / 2 ? kFall * pace_ : pace_;
     if (rate < pace_ && slowly < pace_) lowered_at_ = now;
     pace_ = tried || pace_ == 0 ? rate : std::max(rate, std::min(median.first, slowly));
@@ -177,7 +182,7 @@ std::pair<double, std::size_t> GroupPath::middle_rate() {
     return *middle;
 }
 
-// The slower ones do not hold back the others.
+// During a trial, the slower members do not hold back the others.
 void GroupPath::begin_trial(Time now, double median, Duration rtt) {
     trial_until_ = now + std::max(kTrial, kTrialRounds * rtt);
     for (Member& member : members_) {
@@ -191,7 +196,7 @@ void GroupPath::begin_trial(Time now, double median, Duration rtt) {
 }
 
 void GroupPath::end_trial(Time now) {
-    const bool late = now - std::exchange(trial_until_, kNever) > kTrial;  // it ran out of data
+    const bool late = now - std::exchange(trial_until_, kNever) > kTrial;  // there was too little to send
     excused_.reset();
     rates_.clear();
     for (std::size_t k = 0; k < members_.size(); ++k)
@@ -202,7 +207,7 @@ void GroupPath::end_trial(Time now) {
     if (rates_.empty()) return;
     const auto [median, middle] = middle_rate();
     if (late || members_[middle].tried_bytes < kEnoughPackets * flight_.packet_bytes)
-        return;  // tells nothing: try again
+        return;  // says nothing: try again
     bool doubtful = false;
     for (const auto& [rate, index] : rates_) {
         int& slow = members_[index].slow;

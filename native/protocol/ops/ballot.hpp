@@ -1,4 +1,4 @@
-// The bucket lengths that the ranks state for one op, and which of them the op serves (rule 11).
+// The bucket lengths that the ranks state for one op, and which length the op serves (rule 11).
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ public:
 
     explicit Ballot(Rank ranks) : lengths_(ranks), voted_(ranks) {}
 
-    // Returns whether this is the rank's first word; a rank cannot change its mind.
+    // Returns whether this is the rank's first vote; a rank cannot change its mind.
     bool vote(Rank rank, std::uint32_t length) {
         if (voted_[rank]) return false;
         voted_[rank] = true;
@@ -27,8 +27,8 @@ public:
     }
     bool against(Rank rank, std::uint32_t length) const { return voted_[rank] && lengths_[rank] != length; }
 
-    // A strict majority serves its length, everybody else gets an error; without one, everybody does.
-    // `last_call`: no more votes can be waited for.
+    // A strict majority's length is served, and ranks with another length get an error. Without a majority,
+    // every rank gets one. `last_call`: no more votes can be waited for.
     Verdict judge(std::uint32_t length, bool last_call) const {
         if (unanimous_ && length == first_) return Verdict::kServed;
         const std::size_t mine = votes_for(length);

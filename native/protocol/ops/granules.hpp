@@ -40,7 +40,7 @@ public:
     }
     bool test(std::uint32_t g) const { return words_[g / 64] >> (g % 64) & 1; }
 
-    // The end of the run of granules, from `first`, that are all in or all out as `first` is.
+    // The end of the run that begins with `first` and in which all granules are in the set, or all are not.
     std::uint32_t run_end(std::uint32_t first, std::uint32_t last) const {
         const std::uint64_t same = test(first) ? ~std::uint64_t{0} : 0;
         for (std::uint32_t at = first; at < last; at += 64 - at % 64)

@@ -5,7 +5,7 @@
 namespace tailcut {
 namespace {
 
-// Cache-line multiples, and never nothing: an empty bucket has a block like any other.
+// Rounds up to cache lines, and to at least one: an empty bucket has a block like any other.
 std::size_t rounded(std::size_t floats) { return std::max<std::size_t>(16, (floats + 15) / 16 * 16); }
 
 }  // namespace
@@ -26,7 +26,8 @@ Block Memory::take_pool(std::size_t floats) {
 
 Block Memory::take(std::size_t floats) { return allocate(rounded(floats), false); }
 
-// The size itself among the kept blocks, else fresh: the buckets of a model recur in the same few sizes.
+// Reuses a kept block of exactly this size if there is one: the buckets of a model recur in the same few
+// sizes.
 Block Memory::allocate(std::size_t floats, bool pooled) {
     const auto fitting =
         std::find_if(kept_.begin(), kept_.end(), [&](const auto& k) { return k.first == floats; });
@@ -56,7 +57,7 @@ void Memory::release(Block& block) {
     kept_.emplace_back(block.floats_, std::move(array));
 }
 
-// Oldest out first, so that sizes no longer used do not stay for ever.
+// Frees the oldest blocks first, so that sizes no longer used do not stay forever.
 void Memory::shrink_kept(std::size_t limit) {
     std::size_t drop = 0;
     while (kept_floats_ > limit) kept_floats_ -= kept_[drop++].first;

@@ -1,10 +1,11 @@
 // Memory of ops, in two accounts:
-//   the pool, of fixed size: what belongs to ops this rank has not reached, and what late peers may still need.
-//             When it is used up, take_pool() says so; but for tables of what came, a fraction of it, that is all
-//             that the network can make a rank allocate.
+//   pool:      of fixed size. It holds what belongs to ops that this rank has not reached, and what late
+//              peers may still need. take_pool() says when it is used up. Apart from the tables of what came,
+//              which take a fraction of it, the pool is all that the network can make a rank allocate.
 //   in flight: ops of the local rank. A pooled block moves here when its op is entered.
-// Freed blocks are kept for the next op, so that a steady state neither allocates nor touches fresh pages; used
-// and kept together never exceed the peak of what was used. Not thread-safe. Must outlive its blocks.
+// Freed blocks are kept for the next op, so that a steady state neither allocates nor touches fresh pages.
+// Used and kept blocks together never exceed the peak of what was used. Not thread-safe. Must outlive its
+// blocks.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +30,7 @@ public:
 
     float* data() const { return data_; }
     explicit operator bool() const { return data_ != nullptr; }
-    void leave_pool();  // from now on charged to what is in flight
+    void leave_pool();  // charged to what is in flight from now on
     bool pooled() const { return pooled_; }
 
 private:
@@ -51,13 +52,13 @@ private:
 
 class Memory {
 public:
-    // `elided`: the accounts only. Blocks hold nothing and must not be looked into.
+    // `elided`: only the accounts are kept. Blocks hold nothing and must not be looked into.
     explicit Memory(std::size_t pool_bytes, bool elided = false)
         : pool_(pool_bytes / sizeof(float)), elided_(elided) {}
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
 
-    Block take_pool(std::size_t floats);  // an empty Block when the pool is used up
+    Block take_pool(std::size_t floats);  // returns an empty Block when the pool is used up
     Block take(std::size_t floats);       // for an op in flight
     bool could_hold(std::size_t floats) const { return floats + 16 <= pool_; }  // if the pool were empty
 

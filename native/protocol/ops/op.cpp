@@ -35,7 +35,7 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
     bucket_ = bucket;
     bounds_ = terms.bounds;
     scatter_ = terms.scatter;
-    // A mean has one coding, which was chosen before if some of it is final.
+    // A mean has one coding: if some of it is final, the coding was chosen before.
     if (owned_->final_granules() == 0) gather_ = terms.gather;
     skip_above_ = terms.skip_above;
     entered_at_ = now;
@@ -55,7 +55,7 @@ std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
                                         std::span<const std::byte> payload, Time source_entered_at) {
     non_finite_ |= (header.flags & wire::kNonFinite) != 0;
     owned_->note_entry(header.source, source_entered_at);
-    if (!entered_) key_ = header.key;  // what an owner sends before it has entered names the bucket, too
+    if (!entered_) key_ = header.key;  // what an owner sends before it has entered must name the bucket too
     if (header.empty()) {
         if (owned_->abstained(header.source)) return wire::Reject::kDuplicate;
         if (header.flags & wire::kOver)
@@ -108,11 +108,11 @@ Time Op::gathered_at() const {
 StageEnd Op::end_at() const {
     if (!entered_ || ended_) return {};
     StageEnd end{deadline_, Ending::kDeadline};
-    // Who hears nobody, not even answers, is cut off: the others do not wait for it, nor it for them.
+    // A rank that hears nobody, not even answers, is cut off: it and the others do not wait for each other.
     const bool deaf = context_.roster.heard_at() < entered_at_;
     const Time majority = deaf ? entered_at_ : owned_->clock().majority_entered_at();
     const Duration grace = std::max(bounds_.gather_grace, context_.roster.repeat_time());
-    if (majority >= 0) {  // a rank that is late finds what there is, in a round trip or two
+    if (majority >= 0) {  // a late rank fetches what there is, in a round trip or two
         const Duration fetch = std::max(bounds_.gather_grace, context_.roster.repeat_time() / 4);
         const Time bound = std::max(entered_at_ + fetch, majority + bounds_.scatter + bounds_.gather);
         if (bound < end.at) end = {bound, Ending::kBound};
@@ -124,8 +124,8 @@ StageEnd Op::end_at() const {
 
 bool Op::next_packet(Time now, Destination to, Outgoing& out) {
     out = {};
-    // Contributions come first: owners wait for the last of them, and means can use what they leave of the uplink. So
-    // does the word that we have ended the op: it stops means that come too late.
+    // Contributions come first: owners wait for the last of them, and means can use the rest of the uplink.
+    // So does the word that we have ended the op: it stops means that would come too late.
     const bool found = (unsent(to) && next_contribution(to.rank(), out)) ||
                        (owned_ && next_mean(to, owned_->pending(to), out));
     if (found) complete_header(now, to, out);
@@ -189,12 +189,12 @@ bool Op::next_mean(Destination to, const std::optional<Run>& run, Outgoing& out)
     out.parcel.granules = granules;
     if (!owned_->sent_all(to)) return true;
     out.header.flags |= wire::kLastPart;
-    // Rule 10: the last packet of the own mean must know what the own bucket holds.
+    // Rule 10: the last packet of the own mean must say whether the own bucket holds an Inf or a NaN.
     if (entered_ && !ended_) scan_unsent();
     return true;
 }
 
-// The first packet of a run of the own mean; returns its granules.
+// Puts the first packet of a run of the own mean; returns its granules.
 std::uint32_t Op::put_mean(Destination to, const Run& run, Outgoing& out) {
     const Rank shard = own_shard();
     const std::uint32_t all = layout_.granules(shard);
@@ -231,7 +231,7 @@ bool Op::next_contribution(Rank peer, Outgoing& out) {
     return false;
 }
 
-// In place of a contribution: there is none, or the op is over for us.
+// Sent in place of a contribution: there is none, or this rank has ended the op.
 void Op::put_end(Rank peer, Outgoing& out) {
     out.header.shard = shape_.shard_of(peer, seq_);
     out.header.flags = wire::kEmpty | wire::kLastPart | (ended_ ? wire::kOver : 0);
@@ -250,7 +250,7 @@ void Op::retract(const Outgoing& out) {
 void Op::scan_unsent() {
     if (std::exchange(scanned_, true)) return;
     for (Rank peer = 0; contributing_ && !non_finite_ && peer < shape_.ranks; ++peer) {
-        if (peer == shape_.self) continue;  // the own shard is seen in its mean
+        if (peer == shape_.self) continue;  // the own shard's values show in its mean
         const Rank shard = shape_.shard_of(peer, seq_);
         const std::uint32_t at = layout_.coords(shard, 0, contributions_->first_unseen(shard, sent_[peer]));
         non_finite_ =
@@ -265,14 +265,14 @@ OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool reco
     means_->end();
     report_.energies = contributions_->energies();
     contributions_.reset();
-    // Rule 10: whoever checks gradients for Inf and NaN finds one, whichever packets were lost.
+    // Rule 10: a caller that checks its gradients for Inf and NaN finds one, whichever packets were lost.
     if (non_finite() && !bucket_.empty()) bucket_[0] = std::numeric_limits<float>::quiet_NaN();
-    if (status == Status::kBehind) {  // nothing is reduced for a rank whose parameters are old
+    if (status == Status::kBehind) {  // a rank whose parameters are old applies no mean
         if (!context_.elided) std::fill(bucket_.begin(), bucket_.end(), 0.0f);
         means_->drop();
     }
     ended_ = true;
-    // An owner whose mean we have needs no word; the others are told that we have ended.
+    // Owners whose whole mean we have need no word from us; the others are told that we have ended the op.
     for (Rank peer = 0; peer < shape_.ranks; ++peer) {
         const Rank shard = shape_.shard_of(peer, seq_);
         sent_[peer] = means_->has_all(shard) ? steps_[peer] : 0;

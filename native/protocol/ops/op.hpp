@@ -1,5 +1,6 @@
-// One AllReduce at one rank: contributions going out, the owned shard, means coming in, and the report.
-// Told the time, handed parsed packets, asked for packets to send. No clock, no socket, no thread.
+// One AllReduce at one rank: contributions going out, the owned shard, means coming in, and the report. It is
+// told the time, handed parsed packets and asked for packets to send. It has no clock, no socket and no
+// thread.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,7 @@ namespace tailcut {
 
 class Op {
 public:
-    // `gather` until the local rank enters.
+    // `gather` is the mean's coding until the local rank enters.
     Op(const OpContext& context, Seq seq, std::uint32_t bucket_len, const Coding& gather);
 
     Seq seq() const { return seq_; }
@@ -31,14 +32,14 @@ public:
     bool owns() const { return owned_.has_value(); }
     bool holds() const { return means_.has_value(); }
 
-    // Memory comes when it is first needed: for an op not entered yet, from the pool.
+    // Memory is handed in when it is first needed. Before the op is entered, it comes from the pool.
     std::size_t own_floats() const { return owned_floats(context_.codec, layout_); }
-    void own(Block memory);    // own_floats(); without them the shard can only be closed EMPTY
+    void own(Block memory);    // own_floats(); with an empty block the shard can only become EMPTY
     void hold(Block memory) {  // bucket_len floats
         means_.emplace(context_, seq_, layout_, std::move(memory));
     }
 
-    // The local rank. Needs own(); takes what has already arrived over into the bucket.
+    // The local rank enters. Needs own(). What has already arrived goes into the bucket.
     void enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing);
 
     // Packets that passed the endpoint's checks. scatter() needs own(), gather() needs hold() or an entry.
@@ -48,11 +49,12 @@ public:
                                        std::span<const std::byte> payload);
     void abstain(Rank rank, Time now);    // the rank will contribute nothing more
     void peer_left(Rank rank, Time now);  // the same, and it will not apply the mean of the own shard
-    // After the entry: the owner will send nothing more, as if all were EMPTY.
+    // After the entry: the owner will send nothing more, and what is missing of its mean counts as EMPTY.
     void owner_left(Rank owner) { means_->owner_left(owner, entered_at_); }
-    void evict(Time now);  // before the entry: give up the owned shard's memory, all of it is EMPTY
+    // Before the entry: gives up the owned shard's memory, so that all of its mean is EMPTY.
+    void evict(Time now);
 
-    // What has come from a rank: of its contribution, or of its mean.
+    // The granules that have come from a rank, of its contribution or of its mean.
     const GranuleSet& came(wire::Stage stage, Rank from) const {
         return stage == wire::Stage::kScatter ? owned_->delivered(from)
                                               : means_->answered(shape_.shard_of(from, seq_));
@@ -62,43 +64,43 @@ public:
     bool complete() const {
         return entered_ && !ended_ && means_->answered_granules() + own_final() == total_granules_;
     }
-    // `bounds` are those of an op that the local rank has not entered.
+    // `bounds` apply if the local rank has not entered the op.
     StageEnd close_at(const Bounds& bounds) const {
         return owned_ ? owned_->close_at(entered_ ? bounds_ : bounds) : StageEnd{};
     }
-    // `skip_above`: of an op that the local rank has not entered.
+    // `skip_above` applies if the local rank has not entered the op.
     void close(Time now, Ending ending, float skip_above) {
         owned_->close(now, ending, entered_ ? skip_above_ : skip_above);
     }
 
     // SCATTER of the own shard takes no more contributions.
     bool closed() const { return owned_ && owned_->closed(); }
-    // When it would have closed without all of them; `bounds` as in close_at().
+    // When SCATTER would have closed without all contributions; `bounds` as in close_at().
     Time close_due_at(const Bounds& bounds) const {
         return owned_->clock().majority_entered_at() + (entered_ ? bounds_ : bounds).scatter;
     }
-    // For a mean that is shared beyond the group: what is reduced, and that some of it may have become final.
+    // For a mean that is shared beyond the group: its reduction, some of which may have become final.
     Reduction& reduction() { return owned_->values(); }
     void reduce_more(bool non_finite);
     bool reduced() const { return !owned_ || owned_->reduced(); }
     bool non_finite() const { return non_finite_ || (owned_ && owned_->non_finite()); }
-    // When the clock ends it for the local rank, and by which rule.
+    // When the clock ends the op for the local rank, and by which rule.
     StageEnd end_at() const;
 
-    // Ends the op for the caller, whose shard is closed: what did not come is zero. The bucket is not touched afterwards.
-    // `awaited`: some of the own mean that was sent may have to be sent again.
+    // Ends the op for the caller. The own shard must be closed. What did not come is zero, and the bucket is
+    // not touched afterwards. `awaited`: some of the own mean may have to be sent again.
     OpReport end(Time now, Status status, Ending ending, bool awaited, bool record_fates);
 
-    // The next packet: contributions first, then means.
+    // The next packet to send; contributions come before means.
     bool next_packet(Time now, Destination to, Outgoing& out);
-    // Rule 9: the next one of the mean for a peer that has ended the op.
+    // Rule 9: the next packet of the mean for a peer that has ended the op.
     bool next_late(Time now, Rank peer, Outgoing& out);
     bool late(Rank peer) const { return owned_ && owned_->late(peer); }
-    // One that was lost; false if it is of no use any more.
+    // Makes a lost packet again; false if it is of no use any more.
     bool repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out);
     void retract(const Outgoing& out);
     bool pending(Destination to) const;
-    bool owes(Rank peer) const { return unsent(peer); }  // some of its contribution
+    bool owes(Rank peer) const { return unsent(peer); }  // some of our contribution to its shard
     bool served(Destination to) const { return (!owned_ || owned_->served(to)) && !unsent(to); }
     Audience::Set covered() const { return owned_ ? owned_->covered() : Audience::Set{}; }
     void serve_apart(Rank peer) {
@@ -151,8 +153,8 @@ private:
     std::uint16_t loss_scale_tag_ = 0;
     Time entered_at_ = 0, deadline_ = kNever;
     std::unique_ptr<Contributions> contributions_;
-    std::vector<std::uint32_t> sent_,
-        steps_;  // by peer: what is sent of the contribution to its shard, and all of it
+    // By peer: how many steps of the contribution to its shard were sent, and how many there are.
+    std::vector<std::uint32_t> sent_, steps_;
 
     std::optional<OwnedShard> owned_;
 

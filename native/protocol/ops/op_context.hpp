@@ -1,4 +1,4 @@
-// What all ops of an endpoint share: what never changes, what they may look at, and what they work with.
+// What all ops of an endpoint share: constants, state that they may read, and resources that they use.
 #pragma once
 
 #include <algorithm>
@@ -21,19 +21,19 @@ namespace tailcut {
 
 class Values;
 
-// For two stripes of the codec planes, as long as was needed so far.
+// Scratch for two stripes of the codec planes; it grows to the longest that was needed.
 struct Scratch {
     std::vector<float> stripe, own;
 };
 
-// A scratch vector, made as long as is needed.
+// Grows a scratch vector to the length that is needed.
 inline std::span<float> grown(std::vector<float>& scratch, std::size_t floats) {
     if (scratch.size() < floats) scratch.resize(floats);
     return std::span(scratch).first(floats);
 }
 
 struct OpContext {
-    // `limits` by rank, then of multicast, if there is any.
+    // `limits` are by rank, followed by those of multicast if there is any.
     OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::PacketLimits> limits, bool elided,
               const Roster& roster, const Audience& audience, Memory& memory, Values& values,
               Scratch& scratch)
@@ -52,17 +52,17 @@ struct OpContext {
     const wire::Codec codec;
     const std::vector<codec::PacketLimits> limits;
     const codec::PacketLimits gather_limits;  // the least of all: a mean is encoded once, for everybody
-    const bool elided;                        // values are not there (elided_values.hpp)
+    const bool elided;                        // packets carry no values (elided_values.hpp)
 
     const Roster& roster;
-    const Audience& audience;  // of our multicast
+    const Audience& audience;  // who hears our multicast
 
     Memory& memory;
     Values& values;
     Scratch& scratch;
 
     const codec::PacketLimits& limits_to(Destination to) const { return limits[to.place(shape.ranks)]; }
-    // Of a full packet; raw does not look at the coding.
+    // Granules of a full packet. The codec raw ignores the coding.
     std::uint32_t granules(const codec::PacketLimits& within, const Coding& coding) const {
         return std::max(1u, within.granules(codec, coding.planes, coding.whole));
     }

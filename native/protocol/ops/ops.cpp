@@ -6,9 +6,10 @@
 namespace tailcut {
 namespace {
 
-constexpr std::size_t kMaxVariants = 3;  // lengths told apart in one op; more is noise or an attack
-constexpr Seq kFreshOps = 4;             // the latest ones, which retire() looks at each time
-constexpr int kSweptOps = 4;             // and how many of those before
+// Lengths told apart in one op; more than these are noise or an attack.
+constexpr std::size_t kMaxVariants = 3;
+constexpr Seq kFreshOps = 4;  // retire() looks at this many of the latest ops each time
+constexpr int kSweptOps = 4;  // and at this many of the older ones
 
 }  // namespace
 
@@ -117,7 +118,8 @@ void Ops::own(Time now, Slot& slot, Op& op, Block memory) {
     }
 }
 
-// Pool memory for an op not reached yet. Means come before contributions, both before history.
+// Takes pool memory for an op that this rank has not reached. Means have precedence over contributions, and
+// both over history.
 Block Ops::room(std::size_t floats, wire::Stage stage, const Op& wanting, Time now) {
     if (!context_.memory.could_hold(floats)) return {};  // nothing that could be evicted would help
     for (;;) {
@@ -202,7 +204,8 @@ std::optional<wire::Reject> Ops::gather(Time now, Op& op, const wire::Header& he
         return std::nullopt;
     }
     if (!op.holds()) {
-        // Who multicasts may not have reckoned with our room: no contribution is evicted for that.
+        // A rank that multicasts may not have reckoned with our room, so no contribution is evicted for its
+        // mean.
         const auto stage = header.multicast() ? wire::Stage::kScatter : wire::Stage::kGather;
         Block block = room(op.layout().bucket_len, stage, op, now);
         if (!block) return wire::Reject::kPool;
@@ -270,7 +273,8 @@ void Ops::end_if_complete(Time now, Slot& slot, Op& op) {
 }
 
 void Ops::end(Time now, Slot& slot, Op& op, Status status, Ending ending) {
-    op.close(now, ending, terms_.skip_above);  // the own contribution leaves with the bucket
+    // The own contribution goes back to the caller with the bucket, so the shard closes now.
+    op.close(now, ending, terms_.skip_above);
     note_closed(op);
     const bool awaited = settings_.resend && links_.awaits(op.seq());
     OpReport report = op.end(now, status, ending, awaited, settings_.record_fates);
@@ -288,10 +292,10 @@ void Ops::end(Time now, Slot& slot, Op& op, Status status, Ending ending) {
     news_ = true;
 }
 
-// Nobody needs anything of it.
+// Whether nobody needs anything of the op any more.
 bool Ops::retired(Seq seq, const Op& op) const {
     if (seq >= next_seq_)
-        return stopped_;  // who has heard our goodbye waits for nothing of ours from here on
+        return stopped_;  // peers that have heard our goodbye expect nothing of ours from here on
     if (!op.ended() && op.entered()) return false;
     if (!op.reduced()) return false;
     if (settings_.resend && links_.everybody.awaits(seq)) return false;
@@ -304,14 +308,16 @@ bool Ops::retired(Seq seq, const Op& op) const {
     return true;
 }
 
-// A peer is in the op and has not been sent all of its mean: not history yet, it only lacks credit.
+// Whether a peer is in the op and has not been sent all of its mean. Then the op is not history yet: it only
+// waits for credit.
 bool Ops::awaited(Seq seq, const Op& op) const {
     for (Rank rank = 0; rank < roster_.ranks(); ++rank)
         if (rank != roster_.self() && roster_[rank].entered > seq && !op.served(rank)) return true;
     return false;
 }
 
-// Rule 9: some of the mean for a peer that has ended the op. Half of the pool is for those that have not.
+// Rule 9: whether some of the mean is owed to a peer that has ended the op. Half of the pool is reserved for
+// peers that have not.
 bool Ops::owes_late(const Op& op) const {
     if (2 * context_.memory.pool_used_bytes() > settings_.pool_bytes) return false;
     for (Rank rank = 0; rank < roster_.ranks(); ++rank)
@@ -328,8 +334,8 @@ void Ops::retire_if(Slot& slot, Predicate over) {
     });
 }
 
-// Retire what nobody needs. What a late peer still needs moves to the pool as history, at most W ops of it. With a peer that
-// is dead that is many ops, of which a few are looked at each time.
+// Retires what nobody needs. What a late peer still needs moves to the pool as history, for at most W ops. If
+// a peer is dead this is many ops, so only a few of them are looked at each time.
 void Ops::retire() {
     skip_untimed();
     const Seq fresh = std::min(first_timed_, next_seq_ - std::min(next_seq_, kFreshOps));
@@ -377,7 +383,8 @@ Seq Ops::oldest_needed() const {
 
 // ---- time -------------------------------------------------------------------------------------------------
 
-// Of an op that the local rank has not entered: those of its latest op, longer for a longer bucket.
+// An op that the local rank has not entered has the bounds of the rank's latest op, stretched if its bucket
+// is longer.
 Bounds Ops::bounds_of(const Op& op) const {
     Bounds bounds = terms_.bounds;
     if (op.entered() || op.layout().bucket_len <= terms_len_) return bounds;
@@ -428,7 +435,7 @@ void Ops::advance(Time now) {
                 }
             }
         }
-        // Who was found silent by it is not waited for: more may be due.
+        // Ranks that were just found silent are no longer waited for, so more ops may be due.
         if (std::exchange(silent, roster_.silent_count()) >= roster_.silent_count()) break;
     }
     skip_untimed();

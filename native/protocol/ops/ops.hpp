@@ -1,5 +1,5 @@
-// The ops of one rank: which there are, the memory they take, the lengths that the ranks state for them, when they end, and
-// when nobody needs them any more. It has the reports of those that have ended.
+// The ops of one rank: which exist, the memory they take, the bucket lengths that ranks state for them, when
+// they end, and when they retire. It keeps the reports of those that have ended.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,8 @@
 
 namespace tailcut {
 
-// Is told when SCATTER of an op's own shard has closed, and when it would have without all contributions.
+// Is told when SCATTER of an op's own shard has closed, and when it would have closed without all
+// contributions.
 class CloseListener {
 public:
     virtual ~CloseListener() = default;
@@ -35,7 +36,8 @@ public:
     struct Slot {
         Ballot ballot;
         std::vector<std::unique_ptr<Op>> variants;  // one for each length stated
-        std::vector<std::uint32_t> retired;         // lengths whose mean was served and dropped: now late
+        // Lengths whose mean was served and dropped: packets for them are late.
+        std::vector<std::uint32_t> retired;
     };
     using Slots = std::map<Seq, Slot>;
 
@@ -52,24 +54,25 @@ public:
     void enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms);
     void resynced() { contributing_ = true; }
     void stop() { stopped_ = true; }  // no more ops are entered
-    // Rule 3. Too far behind: what was in flight ends, seq becomes the group's, and this rank contributes nothing until its
-    // state has been copied from a peer, because its gradients come from old parameters.
+    // Rule 3: this rank is too far behind. What was in flight ends, next_seq() becomes the group's, and this
+    // rank contributes nothing until its state has been copied from a peer, because its gradients come from
+    // old parameters.
     void jump(Time now);
-    void skip_to(Seq seq);  // the ops before will not be entered
+    void skip_to(Seq seq);  // ops before this one will not be entered
     void abort(Time now);   // ends what is in flight
 
     // ---- from the network
-    bool over(const wire::Header& header) const;  // the op has ended here, and was retired
+    bool over(const wire::Header& header) const;  // the op has ended here and was retired
     // DATA of an op that is not over and within the window.
     std::optional<wire::Reject> deliver(Time now, const wire::Header& header,
                                         std::span<const std::byte> payload);
     void peer_left(Time now, Rank rank, Seq from);
 
     // ---- a mean that is shared beyond the group
-    bool will_close(Seq seq) const;  // the own shard of this op is still to close
+    bool will_close(Seq seq) const;  // the own shard of this op has still to close
     void close(Time now, Seq seq);
-    bool overtaken(Seq seq) const;  // others have closed it before this rank has entered
-    // `put` gives the reduction what it waits for, if it still waits.
+    bool overtaken(Seq seq) const;  // its mean was reduced before this rank has entered
+    // `put` gives the reduction what it waits for. It is not called if the reduction waits for nothing.
     void reduce(Time now, Seq seq, std::uint32_t bucket_len, bool non_finite,
                 const std::function<void(Reduction&)>& put);
 
@@ -80,7 +83,7 @@ public:
     // ---- for those who send
     Slots& slots() { return slots_; }
     Op* find(Seq seq, std::uint32_t bucket_len);
-    // Rule 9: ops of which some rank that has ended them may lack some of the mean.
+    // Rule 9: ops that some rank has ended while it may still lack some of their mean.
     std::set<Seq>& late() { return late_; }
     bool takes_late(Rank rank) const { return !stopped_ && roster_.present(rank); }
     bool take_news() { return std::exchange(news_, false); }  // there may be something to send to anybody
@@ -88,7 +91,8 @@ public:
     // ---- the end of ops
     void retire();
     bool all_retired() const;
-    Seq oldest_needed() const;  // that somebody may still need something of; next_seq() if there is none
+    // The oldest op that somebody may still need something of; next_seq() if there is none.
+    Seq oldest_needed() const;
     std::vector<OpReport>& reports() { return reports_; }
 
 private:
@@ -124,11 +128,11 @@ private:
     CloseListener* const listener_;  // or null
     Slots slots_;
     std::set<Seq> late_;
-    Terms terms_;                           // of the latest op,
-    std::uint32_t terms_len_ = 0xFFFFFFFF;  // and the length of its bucket
+    Terms terms_;                           // of the latest op
+    std::uint32_t terms_len_ = 0xFFFFFFFF;  // bucket length of that op
     Seq next_seq_;
-    Seq first_timed_;  // ops before have no timer: they are closed and have ended
-    Seq swept_ = 0;    // where retire() goes on among those that only late peers need
+    Seq first_timed_;  // ops before this one have no timer: they have closed and ended
+    Seq swept_ = 0;    // where retire() continues among the ops that only late peers need
     std::size_t in_flight_ = 0;
     bool contributing_ = true, stopped_ = false, news_ = false;
     std::vector<OpReport> reports_;

@@ -66,8 +66,9 @@ void OwnedShard::lose(Rank rank, Time now) {
     abstain(rank, now);
 }
 
-// Nobody else will apply the mean. It is void then: the owner's replica must not part by its own gradient from those of ranks
-// that are still in the group. When all the others have left there is none to part from.
+// Whether nobody else will apply the mean. Then the mean is void: applying it alone would make the owner's
+// replica diverge from those of ranks that are still in the group. If all other ranks have left, there is no
+// replica to diverge from, and the owner applies it.
 bool OwnedShard::alone() const {
     if (values_->shared_beyond_group()) return false;
     bool others = false;
@@ -79,7 +80,7 @@ bool OwnedShard::alone() const {
     return others;
 }
 
-// What is not final yet becomes EMPTY.
+// Whatever is not final yet becomes EMPTY.
 void OwnedShard::drop_arrived() {
     for (GranuleSet& arrived : arrived_) arrived.keep_only(final_);
 }
@@ -101,7 +102,8 @@ std::optional<wire::Reject> OwnedShard::contribute(const wire::Header& header, s
     return std::nullopt;
 }
 
-// What is missing of the mean, as a share of its energy: of m among n independent contributions n/m - 1, of none all.
+// The part of the mean that is missing, as a share of its energy: n/m - 1 for m of n independent
+// contributions, 1 for none.
 double OwnedShard::lacking() const {
     double live = 0, sum = 0;
     for (Rank rank = 0; rank < shape_.ranks; ++rank)
@@ -115,7 +117,7 @@ double OwnedShard::lacking() const {
     return sum / granules_;
 }
 
-// Close by the clock: every granule becomes final with whoever delivered it.
+// Closes by the clock: every granule becomes final with the contributions that arrived.
 void OwnedShard::close(Time now, Ending ending, float skip_above) {
     if (closed()) return;
     ending_ = ending;
@@ -129,7 +131,8 @@ void OwnedShard::close(Time now, Ending ending, float skip_above) {
     reduce_complete(0, granules_, now);
 }
 
-// Hand on the granules of [first, last) that all ranks have decided, and take in what becomes final by it.
+// Hands on the granules of [first, last) that all ranks have decided, and takes in what becomes final by
+// that.
 void OwnedShard::reduce_complete(std::uint32_t first, std::uint32_t last, Time now) {
     const auto due = [&](std::uint32_t g) { return decided_[g] == shape_.ranks && !complete_.test(g); };
     for (std::uint32_t end; first < last; first = end) {

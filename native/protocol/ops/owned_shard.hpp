@@ -1,5 +1,6 @@
-// The duty of a shard's owner in one op: know what each rank contributed, decide when SCATTER closes and granules are
-// reduced, and know which runs of the mean each peer has been sent. It never waits for its own gradient.
+// What a shard's owner does in one op: it knows what each rank contributed, decides when SCATTER closes and
+// granules are reduced, and knows which runs of the mean each peer has been sent. It never waits for its own
+// gradient.
 #pragma once
 
 #include <memory>
@@ -17,15 +18,15 @@ class OwnedShard {
 public:
     OwnedShard(const OpContext& context, std::uint32_t granules, std::unique_ptr<Reduction> values);
 
-    // The caller's shard: holds the own contribution, if there is one, and receives the mean in its place.
-    // The memory is no longer the pool's.
+    // `bucket_shard` holds the own contribution, if there is one, and receives the mean in its place. The
+    // memory no longer counts as the pool's.
     void enter(Time now, float* bucket_shard, bool contributing, const Coding& gather);
-    // The caller takes its shard back. What a peer has not been sent yet is saved, and what it may need again.
+    // The caller takes its shard back. What a peer has not been sent yet, or may need again, is saved.
     void hand_back(bool awaited);
-    // The rank will deliver nothing (more). Its missing granules are waited for no longer.
+    // The rank will deliver nothing more. Its missing granules are no longer waited for.
     void abstain(Rank rank, Time now);
-    // As abstain(), and the rank will not apply the mean. If it has ended the op, the rest of the mean is late for it, and
-    // must not delay ops that are alive.
+    // As abstain(), and the rank will not apply the mean. If it has ended the op, the rest of the mean is
+    // late for it and must not delay ops that are alive.
     void peer_ended(Rank rank, Time now);
     void peer_left(Rank rank, Time now);
     std::optional<wire::Reject> contribute(const wire::Header& header, std::uint32_t first,
@@ -35,14 +36,16 @@ public:
     StageEnd close_at(const Bounds& bounds) const {
         return closed() ? StageEnd{} : clock_.end_at(bounds, context_.roster);
     }
-    // Reduce what has arrived; nothing, if so much is missing that the mean would err by more than this share of its energy.
+    // Reduces what has arrived. If so much is missing that the mean would err by more than `skip_above` of
+    // its energy, what is not final becomes EMPTY instead.
     void close(Time now, Ending ending, float skip_above = 0);
 
     // SCATTER takes no more contributions.
     bool closed() const { return complete_granules_ == granules_; }
     Time closed_at() const { return closed_at_; }
-    // Every granule of the mean is final: at once when it is closed, unless the mean is shared beyond the group. Then
-    // reduce_more() takes in what has become final since, and give_up() makes the rest EMPTY.
+    // Every granule of the mean is final. This holds as soon as the shard is closed, unless the mean is
+    // shared beyond the group. Then reduce_more() takes in what has become final since, and give_up() makes
+    // the rest EMPTY.
     bool reduced() const { return final_granules_ == granules_; }
     void reduce_more();
     void give_up();
@@ -53,13 +56,14 @@ public:
     bool non_finite() const { return non_finite_; }
     const Energies& energies() const { return values_->energies(); }
     bool abstained(Rank rank) const { return abstains_[rank]; }
-    const GranuleSet& arrived(Rank rank) const { return arrived_[rank]; }  // and is in the mean
+    const GranuleSet& arrived(Rank rank) const { return arrived_[rank]; }  // those that are in the mean
     const GranuleSet& delivered(Rank rank) const {
         return delivered_.empty() ? arrived_[rank] : delivered_[rank];
     }
     std::span<const Run> runs() const { return runs_; }
 
-    // Sending. All that multicast covers have one cursor. `pending` is the next run to send, cut to what is left of it.
+    // Sending. All peers that multicast covers share one cursor. pending() is the next run to send, or what
+    // is left of it.
     std::optional<Run> pending(Destination to) const;
     // Rule 9: the same for a peer that has ended the op.
     std::optional<Run> late(Rank peer) const { return ended_[peer] ? unsent(peer) : std::nullopt; }
@@ -74,11 +78,11 @@ public:
     bool served(Destination to) const {
         return reduced() && !pending(covers(to) ? Destination::everybody() : to);
     }
-    const Audience::Set& covered() const { return covered_; }  // and not ended
-    // From here on it is served by unicast.
+    const Audience::Set& covered() const { return covered_; }  // those that have not ended the op
+    // The peer is served by unicast from here on.
     void serve_apart(Rank peer);
 
-    // Once reduced: keep the mean only, in `smaller`.
+    // Once reduced: keeps only the mean, in `smaller`.
     std::size_t compact_floats() const { return values_->mean_floats(); }
     void compact(Block smaller) { values_->compact(std::move(smaller)); }
     bool compacted() const { return values_->compacted(); }
@@ -104,9 +108,9 @@ private:
     std::unique_ptr<Reduction> values_;
 
     std::vector<GranuleSet> arrived_;     // by rank: granules with a value
-    std::vector<GranuleSet> delivered_;   // by rank: those before the op was skipped; or none
+    std::vector<GranuleSet> delivered_;   // by rank: arrived_ before the op was skipped; empty if it was not
     std::vector<std::uint16_t> decided_;  // by granule: ranks that delivered it or never will
-    GranuleSet complete_;                 // granules decided by all ranks, and handed on for reduction
+    GranuleSet complete_;                 // granules decided by all ranks, which are in reduction or final
     GranuleSet final_;                    // granules whose mean is computed
     std::vector<bool> ended_, left_;      // by rank
     std::vector<bool> abstains_;          // by rank
@@ -118,7 +122,7 @@ private:
 
     std::vector<Run> runs_;
     Audience::Set covered_;           // served by multicast
-    std::vector<RunCursor> cursors_;  // by peer, then of multicast
+    std::vector<RunCursor> cursors_;  // by peer, then that of multicast
     std::vector<Run> fresh_;          // scratch: runs that have become final
 };
 

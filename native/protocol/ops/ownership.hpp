@@ -12,7 +12,8 @@ struct Shape {
     Rank ranks = 1;
     std::uint64_t seed = 0;
 
-    // Rule 7: hashed, because plain rotation sticks when `ranks` divides the buckets of a step.
+    // Rule 7: hashed, because plain rotation always picks the same owners when `ranks` divides the buckets of
+    // a step.
     Rank rotation(Seq seq) const { return static_cast<Rank>(mix(mix(seed) ^ seq) % ranks); }
     Rank owner(Rank shard, Seq seq) const { return static_cast<Rank>((shard + rotation(seq)) % ranks); }
     Rank shard_of(Rank owner, Seq seq) const {

@@ -26,7 +26,7 @@ std::optional<wire::Reject> ReceivedMeans::place(Time now, const wire::Header& h
                                                  std::span<const std::byte> payload) {
     const Rank shard = header.shard;
     const std::uint32_t first = header.first / kGranule;
-    std::uint32_t last = header.count == 0 ? layout_.granules(shard)  // EMPTY: all of it
+    std::uint32_t last = header.count == 0 ? layout_.granules(shard)  // EMPTY for the whole shard
                                            : first + (header.count + kGranule - 1) / kGranule;
     if (answered_[shard].any(first, last)) return wire::Reject::kDuplicate;
     last_at_[header.source] = now;

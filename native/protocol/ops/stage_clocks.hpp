@@ -17,22 +17,22 @@ struct StageEnd {
     Ending by = Ending::kBound;
 };
 
-// Of whom the last part has come: what is missing of it by now was lost or overtaken.
+// The ranks whose last part has come. What is still missing of such a rank's values was lost or overtaken.
 class LastParts {
 public:
     explicit LastParts(Rank ranks) : at_(ranks, -1), missing_(ranks) {}
 
     void note(Rank rank, Time now);
-    // When those of all had come, except those of silent ranks; kNever: not yet.
+    // When the last parts of all ranks had come, except those of silent ranks; kNever: not yet.
     Time all_at(const Roster& roster) const;
 
 private:
-    std::vector<Time> at_;  // by rank; -1: it has not come
+    std::vector<Time> at_;  // by rank; -1: its last part has not come
     std::size_t missing_;
 };
 
-// SCATTER of one shard. The clock is started by the majority, because one started by the fastest rank would throw the others
-// away. The first entry only caps it.
+// SCATTER of one shard. The majority starts the clock: if the fastest rank did, the others' contributions
+// would be thrown away. The first entry only caps it.
 class ScatterClock {
 public:
     explicit ScatterClock(Rank ranks) : entered_at_(ranks, -1), last_at_(ranks, -1), last_parts_(ranks) {}
@@ -42,16 +42,16 @@ public:
     void note_last_part(Rank rank, Time now) { last_parts_.note(rank, now); }
 
     StageEnd end_at(const Bounds& bounds, const Roster& roster) const;
-    // Here and below -1: not known.
+    // Here and below, -1 means not known.
     Time majority_entered_at() const { return entries_.size() < majority() ? -1 : entries_[majority() - 1]; }
     Time entered_at(Rank rank) const { return entered_at_[rank]; }
-    Time last_at(Rank rank) const { return last_at_[rank]; }  // its latest packet
+    Time last_at(Rank rank) const { return last_at_[rank]; }  // when its latest packet came
 
 private:
     std::size_t majority() const { return (entered_at_.size() + 1) / 2; }
 
     std::vector<Time> entered_at_;  // by rank
-    std::vector<Time> entries_;     // those that are known, ascending
+    std::vector<Time> entries_;     // the known ones, ascending
     std::vector<Time> last_at_;     // by rank
     LastParts last_parts_;
 };

@@ -24,7 +24,7 @@ void Accounts::tell_lacked(Rank rank, wire::Header& header) const {
 void Accounts::hear_lacked(const wire::Header& header) {
     Lacked& lacked = lacked_[header.source];
     if (std::exchange(lacked.told_op, header.error_op) == header.error_op)
-        return;  // it says so in every FEEDBACK
+        return;  // it repeats this in every FEEDBACK
     lacked.told = std::max(lacked.told, header.error_energy);
 }
 

@@ -1,5 +1,5 @@
-// What an endpoint counts, and what it adds to the report of an op: what its links lost since the report before, and stages
-// that were cut and have turned out complete since.
+// What an endpoint counts, and what it adds to the report of an op: what its links lost since the last
+// report, and earlier stages that were cut and have turned out complete since.
 #pragma once
 
 #include <cstddef>
@@ -27,23 +27,24 @@ public:
         counters.feedback_bytes += sign * (wire::kHeaderBytes + out.payload.size());
         counters.probe_packets += sign * ((out.header.flags & wire::kReplyWanted) != 0);
     }
-    // A packet of a stage that is over.
+    // A packet of a stage that is over has come.
     void note_late(Time now, const wire::Header& header, std::size_t payload_bytes);
     void complete(OpReport& report, const Op& op);
 
-    // What this rank has lacked of a rank's mean, for a FEEDBACK to tell; and what another says to have lacked of ours.
+    // tell_lacked() writes into a FEEDBACK what this rank lacked of a rank's mean. hear_lacked() reads what
+    // another rank lacked of ours.
     void tell_lacked(Rank rank, wire::Header& header) const;
     void hear_lacked(const wire::Header& header);
 
 private:
-    struct Reported {  // packets of a link, up to the last report
+    struct Reported {  // packets of a link up to the last report
         std::uint64_t sent = 0, lost = 0, came = 0, missing = 0;
     };
     struct Lacked {
-        float own = 0;         // of its mean, in the latest op that has ended here,
-        std::uint16_t op = 0;  // which is this one, modulo 2^16
-        float told = 0;        // of ours, since the last report
-        int told_op = -1;      // in the latest op that it has told of, modulo 2^16
+        float own = 0;         // what we lacked of its mean, in the latest op that has ended here
+        std::uint16_t op = 0;  // that op, modulo 2^16
+        float told = 0;        // what it says to have lacked of ours, since the last report
+        int told_op = -1;      // the latest op that it has spoken of, modulo 2^16
     };
     void complete_links(OpReport& report);
 

@@ -11,11 +11,11 @@
 namespace tailcut {
 
 struct Counters {
-    Traffic traffic;  // of all packets, not of DATA alone
+    Traffic traffic;  // of all packets, not only of DATA
     std::uint64_t feedback_packets = 0, feedback_bytes = 0, probe_packets = 0;
     std::uint64_t lost_packets = 0;    // DATA found lost
-    std::uint64_t evicted_shards = 0;  // owned shards given up because the pool was full
-    std::uint64_t evicted_means = 0;   // means given up before every peer had them
+    std::uint64_t evicted_shards = 0;  // owned shards evicted because the pool was full
+    std::uint64_t evicted_means = 0;   // means evicted before every peer had them
     std::array<std::uint64_t, wire::kRejectReasons> rejected{};
 
     template <typename Visit>

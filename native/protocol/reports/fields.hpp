@@ -1,4 +1,4 @@
-// Structs that name their fields in one list, from which they are added up, bound to Python and turned into tables:
+// Structs name their fields in one list. It is used to add them up, bind them to Python and make tables:
 //
 //     template <typename Visit>
 //     static constexpr void visit_fields(Visit&& visit) {
@@ -25,7 +25,7 @@ constexpr T& operator+=(T& sums, const T& other) {
     return sums;
 }
 
-// As large as the struct, if it lists all of its fields and has no padding.
+// Equals sizeof(T) if the struct lists all of its fields and has no padding.
 template <Listed T>
 consteval std::size_t listed_bytes() {
     std::size_t bytes = 0;

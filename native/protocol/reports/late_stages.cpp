@@ -50,7 +50,7 @@ void LateStages::note_packet(Time now, const wire::Header& header, std::size_t p
         const std::uint32_t last = header.count == 0
                                        ? layout.granules(header.shard)
                                        : first + wire::delivered_granules(header, payload_bytes);
-        for (std::uint32_t g = first, end; g < last; g = end) {  // what has come twice counts once
+        for (std::uint32_t g = first, end; g < last; g = end) {  // a granule that came twice counts once
             end = came.run_end(g, last);
             if (came.test(g)) continue;
             const std::uint32_t coords = layout.coords(header.shard, g, end);

@@ -1,5 +1,5 @@
-// Stages that ended without all, and what came of them later (rule 9). When all that was missing has come, it is known how long
-// the stage would have taken.
+// Stages that ended without all packets, and what came of them later (rule 9). When all that was missing has
+// come, it is known how long the stage would have taken.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ public:
 
     void note_end(const OpReport& report, const Op& op);
     void note_packet(Time now, const wire::Header& header,
-                     std::size_t payload_bytes);  // of a stage that is over
+                     std::size_t payload_bytes);  // of a packet whose stage is over
     // Adds what has come since the last report.
     void tell(OpReport& report);
 
@@ -30,10 +30,10 @@ private:
         wire::Stage stage;
         std::uint32_t bucket_len;
         Time from;
-        std::int64_t missing;  // coordinates
-        // By rank from which some were missing, unless it was silent: what has come.
+        std::int64_t missing;  // coordinates still missing
+        // What has come since, for each rank from which some were missing, unless it was silent.
         std::vector<std::pair<Rank, GranuleSet>> came;
-        std::uint32_t late_coords = 0;  // that have come with a mean since
+        std::uint32_t late_coords = 0;  // coordinates that have come with a mean since the last report
     };
     void note_cut(const OpReport& report, const Op& op, wire::Stage stage);
 

@@ -1,5 +1,6 @@
-// What one op tells its caller: plain values, complete when the op ends. Ranks are those of the endpoint's group.
-// The lists of fields are what Python has of each struct (bind_reports.cpp and src/tailcut/report.py).
+// What one op reports to its caller: plain values, complete when the op ends. Ranks are those of the
+// endpoint's group. Python sees of each struct the fields that it lists (bind_reports.cpp and
+// src/tailcut/report.py).
 #pragma once
 
 #include <cstdint>
@@ -18,13 +19,13 @@ namespace tailcut {
 enum class Status : std::uint8_t {
     // results
     kComplete,  // every granule of the mean was answered
-    kPartial,   // it ended before: what is missing is zero and named below
-    kBehind,    // more than the window behind the group: nothing was reduced, seq has jumped
+    kPartial,   // the op ended before that: what is missing is zero and named below
+    kBehind,    // more than the window behind the group: nothing was reduced, and seq has jumped
     // errors
-    kLengthMismatch,  // the ranks do not agree on the bucket's length, and this rank is not the majority
-    kClosed,          // the group was closed under it
+    kLengthMismatch,  // the ranks do not agree on the bucket's length, and this rank is not in the majority
+    kClosed,          // the group was closed while the op was in flight
     kSeqExhausted,    // seq would wrap
-    kFailed,          // the engine could not go on
+    kFailed,          // the engine had to stop
 };
 constexpr bool is_error(Status status) { return status > Status::kBehind; }
 constexpr const char* name(Status status) {
@@ -33,29 +34,29 @@ constexpr const char* name(Status status) {
     return kNames[static_cast<std::size_t>(status)];
 }
 
-// What ended a stage; GATHER ends with the op.
+// What ended a stage. GATHER ends together with the op.
 enum class Ending : std::uint8_t {
     kAll,       // everything had come
-    kGrace,     // the last parts had come, and the grace was over
-    kBound,     // its t_B
-    kDeadline,  // that of the op, or the caller
+    kGrace,     // the last parts had come, and the grace had passed
+    kBound,     // its t_B had passed
+    kDeadline,  // the op's deadline had passed, or the caller ended it
 };
 constexpr const char* name(Ending ending) {
     constexpr const char* kNames[] = {"all", "grace", "bound", "deadline"};
     return kNames[static_cast<std::size_t>(ending)];
 }
 
-// Time after this rank's own entry into the op, negative before it; none: not known.
+// Time since this rank's own entry into the op, negative before it; none: not known.
 using SinceEntry = std::optional<Duration>;
 
 // One stage of an op at this rank.
 struct StageReport {
-    std::uint32_t planes = 0;  // bits a coordinate of what this rank sent in it; 0: raw
+    std::uint32_t planes = 0;  // bits per coordinate of what this rank sent in the stage; 0: raw
     Ending ended_by = Ending::kDeadline;
-    SinceEntry
-        began;  // SCATTER: the ceil(N/2)-th rank entered; GATHER: the own shard closed, or the own entry
+    // SCATTER: the ceil(N/2)-th rank entered. GATHER: the own shard closed, or the own entry.
+    SinceEntry began;
     SinceEntry ended;  // SCATTER: the own shard closed; GATHER: the op ended
-    // Coordinates over all links, as LinkStage has them by link
+    // Coordinates summed over all links; LinkStage has them by link.
     std::uint64_t coords = 0, missing = 0, empty = 0;
 
     template <typename Visit>
@@ -70,12 +71,13 @@ struct StageReport {
     }
 };
 
-// What came from one rank in one stage. SCATTER: its contribution to the own shard; GATHER: the mean of its shard.
+// What came from one rank in one stage. SCATTER: its contribution to the own shard; GATHER: the mean of its
+// shard.
 struct LinkStage {
     std::uint32_t coords = 0;   // of the shard
-    std::uint32_t missing = 0;  // of these, those that did not come in time
-    std::uint32_t empty = 0;    // GATHER: those that came EMPTY
-    SinceEntry last;            // the latest packet came
+    std::uint32_t missing = 0;  // of these, how many did not come in time
+    std::uint32_t empty = 0;    // GATHER: how many came EMPTY
+    SinceEntry last;            // when the latest packet came
 
     template <typename Visit>
     static constexpr void visit_fields(Visit&& visit) {
@@ -92,11 +94,11 @@ struct LinkReport {
     bool silent = false;     // not waited for
     bool abstained = false;  // it said that it contributes nothing
     LinkStage scatter, gather;
-    // DATA since the last report: sent to it, and found lost; received from it, and missing in between
+    // DATA packets since the last report: sent to it and found lost, received from it and missing in between.
     std::uint32_t sent_packets = 0, sent_lost_packets = 0;
     std::uint32_t received_packets = 0, received_lost_packets = 0;
-    float lacked_frac =
-        0;  // the share of this rank's mean that it says to have lacked, since the last report
+    // The share of this rank's mean that the peer says it lacked, since the last report.
+    float lacked_frac = 0;
 
     template <typename Visit>
     static constexpr void visit_fields(Visit&& visit) {
@@ -113,7 +115,7 @@ struct LinkReport {
     }
 };
 
-// A stage of an earlier op that had been cut: what it lacked has meanwhile come.
+// A stage of an earlier op that was cut, and whose missing values have come in the meantime.
 struct LateCompletion {
     Seq seq;
     wire::Stage stage;
@@ -136,7 +138,7 @@ struct OpReport {
     Seq behind_ops = 0;
     std::uint32_t bucket_len = 0;
     Rank own_shard = 0;
-    Rank place = 0;  // of this rank among the links: in a grid, that is the row
+    Rank place = 0;  // index of this rank among the links; in a grid, the row
     bool non_finite = false;
     bool contributed = true;
     Time entered_at = 0, ended_at = 0;
@@ -144,16 +146,16 @@ struct OpReport {
     std::vector<LinkReport> links;  // by rank
     Traffic traffic;
     Energies energies;
-    LrScale lr_scale;  // the latest that was heard of
+    LrScale lr_scale;  // the latest known
     std::vector<LateCompletion> late;
-    std::uint32_t late_coords = 0;  // of the op before: means that came after its end, and before this one's
-    std::vector<OpReport> column;   // in a grid: ops of the column that have ended since the last report
-    // kLengthMismatch: by rank, the length that it stated, own included
+    std::uint32_t late_coords = 0;  // of the previous op's means: came after its end and before this op's
+    std::vector<OpReport> column;   // in a grid: ops of the column that ended since the last report
+    // kLengthMismatch: by rank, the length that it stated, including this rank.
     std::vector<std::optional<std::uint32_t>> stated_lengths;
 
     // With Settings::record_fates: which granules arrived.
-    std::vector<GranuleSet> contributions;  // by rank, over the own shard
-    std::vector<GranuleSet> held;           // by shard, with a mean
+    std::vector<GranuleSet> contributions;  // by rank, within the own shard
+    std::vector<GranuleSet> held;           // by shard: those that came with a mean
 
     // When SCATTER of the own shard closed.
     Time closed_at() const { return entered_at + scatter.ended.value_or(0); }

@@ -1,4 +1,4 @@
-// Packets and bytes: of one op until it has ended, or of an endpoint since it was made.
+// Packets and bytes, of one op until it has ended or of an endpoint since it was made.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace tailcut {
 struct Traffic {
     std::uint64_t sent_packets = 0, sent_bytes = 0;
     std::uint64_t received_packets = 0, received_bytes = 0;
-    std::uint64_t multicast_packets = 0;  // of those sent: once for many ranks
-    std::uint64_t resent_packets = 0;     // of those sent: again, because they were lost
+    std::uint64_t multicast_packets = 0;  // of those sent: one packet to many ranks
+    std::uint64_t resent_packets = 0;     // of those sent: sent again because they were lost
     std::uint64_t trimmed_packets = 0;    // of those received
     std::uint64_t late_packets = 0;       // DATA that came after its stage had ended
 

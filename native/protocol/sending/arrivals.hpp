@@ -1,4 +1,5 @@
-// What has come from one source, for the FEEDBACK that tells it: the latest datagram, and the numbers that are missing.
+// What has come from one source, for the FEEDBACK to that source: the latest datagram, and the numbers that
+// are missing.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +25,8 @@ inline std::uint32_t clock_us(Time now) { return static_cast<std::uint32_t>(now 
 
 class Arrivals {
 public:
-    // A datagram. DATA has its own number; FEEDBACK and GOODBYE state that of the last DATA before them.
+    // A datagram has come. DATA has its own number; FEEDBACK and GOODBYE state that of the last DATA before
+    // them.
     void note(Time now, const wire::Header& header) {
         const std::uint32_t delay_us = clock_us(now) - header.stamp_us;
         if (stamp_us_ == 0 || after(header.stamp_us, stamp_us_)) {
@@ -40,10 +42,10 @@ public:
         mark(header.number, true);
         --missing_;
     }
-    // DATA so far: what came, and what was sent before something that came and did not.
+    // DATA so far: how many packets came, and how many did not although a later one did.
     std::uint64_t came() const { return came_count_; }
     std::uint64_t missing() const { return missing_; }
-    // There was no room for it: as if it had not come.
+    // There was no room for the packet: it counts as missing.
     void refuse(std::uint32_t number) {
         if (!remembered(number) || !test(number)) return;
         mark(number, false);
@@ -66,13 +68,14 @@ public:
         std::size_t words = 0;
         for (std::size_t back = 0; back < all; ++back) {
             std::uint64_t word = came_[(last - back) % came_.size()];
-            if (back == 0) word |= ~std::uint64_t{0} << 1 << latest_ % 64;  // not sent yet
+            // Numbers after `latest` were not sent yet.
+            if (back == 0) word |= ~std::uint64_t{0} << 1 << latest_ % 64;
             report[report.size() - 1 - back] = word;
             if (~word != 0) words = back + 1;
         }
         return words;
     }
-    // Whether a number up to `latest` has come, by the payload of a FEEDBACK.
+    // Whether a number up to `latest` has come, according to the payload of a FEEDBACK.
     static bool reported(std::span<const std::byte> payload, std::uint32_t latest, std::uint32_t number) {
         const std::uint32_t back = latest / 64 - number / 64;
         const std::size_t words = payload.size() / sizeof(std::uint64_t);
@@ -86,13 +89,13 @@ private:
     static constexpr std::size_t kFirstWords = 8, kMostWords = 2 * wire::kReportWords;  // powers of two
     static constexpr std::uint64_t kAllCame = ~std::uint64_t{0};
 
-    // So many numbers later than the latest have been sent, and have not come yet.
+    // Numbers up to `ahead` after the latest one have been sent and count as missing until they come.
     void expect(int ahead) {
         missing_ += static_cast<std::uint64_t>(ahead);
         const auto most = static_cast<int>(64 * kMostWords);
         latest_ += static_cast<std::uint32_t>(std::max(0, ahead - most));
         for (int k = std::min(ahead, most); k > 0; --k) {
-            // What it takes the place of is still missing: look back further.
+            // The bit to be reused belongs to a number that is still missing: look back further.
             if (!test(latest_ + 1) && came_.size() < kMostWords) grow();
             mark(++latest_, false);
         }
@@ -116,7 +119,8 @@ private:
         }
     }
 
-    // By number modulo its bits; longer when what is missing lies further back. What was never sent is not missing.
+    // One bit per number, modulo the size. It grows when what is missing lies further back. What was never
+    // sent is not missing.
     std::vector<std::uint64_t> came_ = std::vector<std::uint64_t>(kFirstWords, kAllCame);
     std::uint32_t latest_ = 0;
     std::uint32_t stamp_us_ = 0, arrival_us_ = 0;

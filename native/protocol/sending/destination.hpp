@@ -17,8 +17,8 @@ public:
     }
 
     constexpr bool is_everybody() const { return everybody_; }
-    constexpr Rank rank() const { return rank_; }  // unless it is everybody
-    // Its place in what is kept by rank, and then for everybody.
+    constexpr Rank rank() const { return rank_; }  // not for everybody
+    // Its index in tables that are kept by rank, with one entry for everybody behind them.
     constexpr std::size_t place(std::size_t ranks) const { return everybody_ ? ranks : rank_; }
     friend constexpr bool operator==(const Destination&, const Destination&) = default;
     friend constexpr auto operator<=>(const Destination&, const Destination&) = default;

@@ -1,4 +1,4 @@
-// What every header of an endpoint says alike, whatever the datagram is.
+// The header fields that are the same in every datagram of an endpoint.
 #pragma once
 
 #include "protocol/ops/ops.hpp"

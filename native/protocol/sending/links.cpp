@@ -3,7 +3,7 @@
 namespace tailcut {
 namespace {
 
-// What is lost by multicast is sent again by unicast: it must fit there.
+// What is lost by multicast is sent again by unicast, so a packet must fit both.
 PeerSettings group_path_of(const MulticastSettings& multicast, const std::vector<PeerSettings>& peers) {
     PeerSettings path = multicast.path;
     for (const Rank member : multicast.members) path.limits.lower_to(peers[member].limits);

@@ -1,5 +1,5 @@
-// What an endpoint has with each other rank on the wire: the path to it, what has come from it, and what to say to it next.
-// The outbox writes all of it, except for what is the multicast's.
+// The state of an endpoint's links, one for each other rank: the path to it, what has come from it, and what
+// to tell it next. The outbox writes all of it, except for what belongs to multicast.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ struct Link {
     Path path;
     Arrivals arrivals;
 
-    Seq told_entered;  // our own progress, as far as we have told it
-    Seq served_below;  // ops below this have nothing left to send to it
+    Seq told_entered;  // our own progress, as last told to it
+    Seq served_below;  // ops below this one have nothing left to send to it
     bool feedback_due = false, probe_due = false, goodbye_due = false;
     bool goodbye_heard = false;  // it has heard ours
 
@@ -35,20 +35,21 @@ struct Links {
 
     Link& operator[](Rank rank) { return peers[rank]; }
     const Link& operator[](Rank rank) const { return peers[rank]; }
-    // Something of this op is in flight, or lost and not sent again yet.
+    // Some packet of this op is in flight, or lost and not sent again yet.
     bool awaits(Seq seq) const {
         return everybody.awaits(seq) || std::any_of(peers.begin(), peers.end(),
                                                     [&](const Link& link) { return link.path.awaits(seq); });
     }
-    double mean_rate() const;  // of the paths that have anything in flight, bytes/s; 0: not known
-    Duration median_rtt(
-        Rank self) const;  // of the others: one behind a full queue does not lengthen every grace
+    double mean_rate() const;  // mean over the paths with anything in flight, bytes/s; 0: not known
+    // Over the other ranks. It is the median, so that one rank behind a full queue does not lengthen every
+    // grace.
+    Duration median_rtt(Rank self) const;
     static std::vector<codec::PacketLimits> limits(const Settings& settings,
                                                    const std::vector<PeerSettings>& peers);
 
     std::vector<Link> peers;
-    Audience audience;    // who hears our multicast,
-    GroupPath everybody;  // and the path to all of them; without members: idle for ever
+    Audience audience;    // who hears our multicast
+    GroupPath everybody;  // the path to all of them; idle if there are no members
 };
 
 }  // namespace tailcut

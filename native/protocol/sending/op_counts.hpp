@@ -1,4 +1,5 @@
-// How many packets of each op are not settled yet. Few ops are in flight at a time: a search is as good as a table.
+// How many packets of each op are not settled yet. Few ops are in flight at a time, so a linear search is
+// fast enough.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@ public:
         else
             counts_.emplace_back(seq, 1);
     }
-    void remove(Seq seq) {  // one that was added
+    void remove(Seq seq) {  // it was added before
         const auto op = find(seq);
         if (--op->second > 0) return;
         *op = counts_.back();

@@ -7,7 +7,7 @@
 namespace tailcut {
 namespace {
 
-constexpr std::size_t kBurstBytes = 60 * 1024;  // in a row to one peer: what one segmented send can take
+constexpr std::size_t kBurstBytes = 60 * 1024;  // sent in a row to one peer: what one segmented send can take
 
 }  // namespace
 
@@ -64,17 +64,18 @@ bool Outbox::next_for(Time now, Rank rank, Outgoing& out) {
         return true;
     }
     if (next_data(now, rank, out)) return true;
-    if (link.told_entered < ops_.next_seq() &&
-        !leaving) {  // blocked: it may be waiting to hear that we are here
+    if (link.told_entered < ops_.next_seq() && !leaving) {  // it may be waiting to hear that we are here
         say(now, rank, wire::Type::kFeedback, false, out);
         return true;
     }
     return false;
 }
 
-// Receivers that want to hear few senders at once: this one sends to the first ones in its order, which starts at the next
-// rank. As each sender starts elsewhere, each receiver hears about as many as it asked for. The least number holds for all.
-// With a number for each, one that asks for fewer than the others is left until last, and then hears all at once.
+// Receivers may ask to hear only a few senders at once. Each sender then sends only to the first few pending
+// ranks in its order, which starts at the next rank. As every sender starts elsewhere, each receiver hears
+// about as many as it asked for. The least number applies to all receivers: with individual numbers, a
+// receiver that asks for fewer than the others would be left until last, and would then hear all senders at
+// once.
 bool Outbox::has_turn(Rank rank, const Op& op) const {
     std::uint8_t before = roster_.least_incast();
     if (before == 0) return true;
@@ -86,7 +87,7 @@ bool Outbox::has_turn(Rank rank, const Op& op) const {
     return true;
 }
 
-// Who has been served leaves its place to those who wait for one.
+// A rank that has been served leaves its place to those that wait for one.
 void Outbox::pass_turn(Rank rank, const Op& op) {
     if (!turn_awaited_ || op.pending(rank)) return;
     turn_awaited_ = false;
@@ -95,7 +96,7 @@ void Outbox::pass_turn(Rank rank, const Op& op) {
 
 // ---- DATA -------------------------------------------------------------------------------------------------
 
-// The oldest op first, so that one that is nearly done is not delayed by the next.
+// The oldest op comes first, so that an op that is nearly done is not delayed by the next.
 bool Outbox::next_data(Time now, Rank rank, Outgoing& out) {
     Link& link = links_[rank];
     auto& slots = ops_.slots();
@@ -110,7 +111,7 @@ bool Outbox::next_data(Time now, Rank rank, Outgoing& out) {
             if (!fresh && !lost) continue;
             if (!may_send(now, rank, *op)) return false;
             if (!next_of(now, rank, *op, out)) {
-                if (fresh) pass_turn(rank, *op);  // it needs nothing any more
+                if (fresh) pass_turn(rank, *op);  // nothing is left for it
                 continue;
             }
             dispatch(now, rank, *op, out);
@@ -121,11 +122,11 @@ bool Outbox::next_data(Time now, Rank rank, Outgoing& out) {
     }
     link.path.starved();
     if (next_late(now, rank, out)) return true;
-    if (settings_.resend && link.path.in_flight()) ask_later(now, rank);  // was the last of it lost?
+    if (settings_.resend && link.path.in_flight()) ask_later(now, rank);  // the last packet may be lost
     return false;
 }
 
-// Contributions before means, and of each what is fresh before what was lost.
+// Contributions come before means. Within each, fresh packets come before lost ones.
 bool Outbox::next_of(Time now, Rank rank, Op& op, Outgoing& out) {
     if (op.owes(rank) && op.next_packet(now, rank, out)) return true;
     if (next_lost(now, rank, op, wire::Stage::kScatter, out)) return true;
@@ -140,9 +141,9 @@ bool Outbox::next_lost(Time now, Rank rank, Op& op, wire::Stage stage, Outgoing&
     return false;
 }
 
-// Rule 9: the rest of a mean for a peer that has ended the op. It must not delay an op that is alive, neither here nor in
-// the peer's port: it goes when there is nothing else for anybody, and nobody queues on the way. What is lost is not sent
-// again.
+// Rule 9: sends the rest of a mean to a peer that has ended the op. It must not delay an op that is alive,
+// neither here nor in the peer's port. So it goes only when there is nothing else to send to anybody, and
+// nobody queues on the way. If it is lost, it is not sent again.
 bool Outbox::next_late(Time now, Rank rank, Outgoing& out) {
     const Path& path = links_[rank].path;
     if (!ops_.takes_late(rank) || !path.idle()) return false;
@@ -153,7 +154,8 @@ bool Outbox::next_late(Time now, Rank rank, Outgoing& out) {
             if (!op->late(rank)) continue;
             if (!has_leisure() || !may_send(now, rank, *op)) return false;
             op->next_late(now, rank, out);
-            if (!path.in_flight()) out.header.flags |= wire::kReplyWanted;  // does anybody queue by now?
+            // To learn whether a queue has built up.
+            if (!path.in_flight()) out.header.flags |= wire::kReplyWanted;
             dispatch(now, rank, *op, out);
             return true;
         }
@@ -161,7 +163,7 @@ bool Outbox::next_late(Time now, Rank rank, Outgoing& out) {
     return false;
 }
 
-// Nothing is to be sent that is not late, except to ranks that do not answer.
+// Whether only late packets are left to be sent, except to ranks that do not answer.
 bool Outbox::has_leisure() {
     auto& slots = ops_.slots();
     const auto idle = [&](Destination to, Seq served_below) {
@@ -176,7 +178,7 @@ bool Outbox::has_leisure() {
     return idle(Destination::everybody(), links_.everybody.served_below);
 }
 
-// Whether the peer has room, the path credit, and the pace a packet for it.
+// Whether the peer has room, the path has credit, and the pace allows a packet now.
 bool Outbox::may_send(Time now, Rank rank, const Op& op) {
     Link& link = links_[rank];
     if (!pools_.have_room_for(rank, op.seq())) {
@@ -250,7 +252,7 @@ void Outbox::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoi
     const LrScale& known = own.newer_than(roster_.lr_scale()) ? own : roster_.lr_scale();
     out.header.lr_scale = known.scale;
     out.header.lr_period = known.period;
-    // Senders that take turns bring unequal amounts in any few milliseconds: that is no reason to yield.
+    // Senders that take turns bring unequal amounts within a few milliseconds, which is no reason to yield.
     out.header.share = ops_.terms().incast == 0 ? shares_.of(rank) : 0;
     accounts_.tell_lacked(rank, out.header);
     letterhead_.complete(out.header);
@@ -292,7 +294,7 @@ void Outbox::hear(Time now, const wire::Header& header, std::size_t bytes) {
     bool due = header.flags & wire::kReplyWanted;
     if (header.type == wire::Type::kData) {
         shares_.count(now, header.source, bytes);
-        // As the source has charged it, whatever a switch has left of it.
+        // The cost as the source charged it, even if a switch has trimmed the packet.
         const auto cost =
             static_cast<std::uint32_t>(wire::kHeaderBytes + wire::stated_payload_bytes(header)) +
             kDatagramOverheadBytes;
@@ -305,7 +307,7 @@ void Outbox::hear(Time now, const wire::Header& header, std::size_t bytes) {
         answer(header.source);
 }
 
-// What is found lost is sent again while its op can use it.
+// A packet that is found lost is sent again while its op can use it.
 void Outbox::settle(Time now, const wire::Header& header, std::span<const std::byte> report) {
     const Rank rank = header.source;
     Link& link = links_[rank];
@@ -320,10 +322,10 @@ void Outbox::settle(Time now, const wire::Header& header, std::span<const std::b
     take_lost(rank);
     link.goodbye_heard |= (header.flags & wire::kGoodbyeKnown) != 0;
     if (ops_.stopped() && !roster_[rank].leaving && !link.goodbye_heard)
-        ask_later(now, rank);  // it was disarmed
+        ask_later(now, rank);  // settling has disarmed the probe
 }
 
-// Keep of what was lost what can still be used.
+// Of the lost packets, keeps those that can still be used.
 void Outbox::take_lost(Rank rank) {
     Link& link = links_[rank];
     LostParcels& lost = link.path.lost();
@@ -337,7 +339,7 @@ void Outbox::take_lost(Rank rank) {
 }
 
 void Outbox::refuse(const wire::Header& header) {
-    // The source sends it again when we have room, by unicast.
+    // The source sends it again, by unicast, when we have room.
     if (header.multicast()) broadcast_.arrivals(header.source).refuse(header.number);
 }
 

@@ -1,4 +1,4 @@
-// What an endpoint sends, and to whom next; what became of it; and the probes that ask when nothing comes back.
+// What an endpoint sends and to whom next, what became of it, and the probes that ask when no answer comes.
 #pragma once
 
 #include <cstddef>
@@ -23,22 +23,24 @@ public:
            Accounts& accounts);
 
     bool transmit(Time now, Outgoing& out);
-    void retract(Time now, const Outgoing& out);  // not sent after all, the host is busy; newest first
+    void retract(Time now, const Outgoing& out);  // not sent after all because the host is busy; newest first
 
     // ---- what others say
-    // A datagram has come; `bytes` of it.
+    // A datagram of this many bytes has come.
     void hear(Time now, const wire::Header& header, std::size_t bytes);
-    // FEEDBACK and GOODBYE say what became of what was sent.
+    // FEEDBACK and GOODBYE say what became of the packets that were sent.
     void settle(Time now, const wire::Header& header, std::span<const std::byte> report);
-    void refuse(const wire::Header& header);  // there was no room for it
-    void answer(Rank rank);                   // soon, with a FEEDBACK
-    void note_entered(Rank rank);             // the peer has gone on
+    void refuse(const wire::Header& header);  // there was no room for the packet
+    void answer(Rank rank);                   // send a FEEDBACK soon
+    void note_entered(Rank rank);             // the peer has entered another op
     void note_leaving(Rank rank);
 
     // ---- what the local rank does
-    void note_news() { ready_.push_all(links_.everybody.active().any()); }  // for anybody
+    // There may be packets for anybody.
+    void note_news() { ready_.push_all(links_.everybody.active().any()); }
     void begin_op(Time now) { broadcast_.serve_together(now); }
-    // To everybody: no op from the next one on is entered, and none from `unserved_from` on is served.
+    // Tells everybody that no op from the next one on is entered, and that none from `unserved_from` on is
+    // served.
     void say_goodbye(Seq unserved_from);
 
     bool empty() const { return ready_.empty(); }
@@ -70,8 +72,8 @@ private:
     ReadyQueue ready_;
     Broadcast broadcast_;
     Shares shares_;
-    std::size_t burst_bytes_ = 0;  // sent in a row to the one at the front of ready_
-    bool turn_awaited_ = false;    // somebody is not sent to because others come first
+    std::size_t burst_bytes_ = 0;  // sent in a row to the destination at the front of ready_
+    bool turn_awaited_ = false;    // some rank is not sent to because others come first
     Time next_probe_ = kNever;     // no probe is due before
     Seq goodbye_seq_ = 0;          // the first op that we neither enter nor serve
 };

@@ -7,34 +7,38 @@ namespace tailcut {
 namespace {
 
 constexpr double kSecond = 1e9;
-// In flight before anything is known: as TCP (RFC 6928), but what all senders together put into one port is a few dozen.
+// Packets in flight before anything is known: as in TCP (RFC 6928), but all senders together put at most a
+// few dozen into one port.
 constexpr Rank kFirstPackets = 10, kFirstInPort = 40;
 constexpr Duration kAssumedRtt = kMillisecond;
 constexpr Duration kQuantum = kMillisecond / 2;
 constexpr std::uint32_t kMostQuantumBytes = 60 * 1024;  // what one segmented send can take
 
-// A sender aims at so many bytes of its own in the queue, whatever its rate: then shares of a port are equal, among
-// tailcut's senders as with a TCP flow. All senders of a group into one port together want 96 kB, two thirds of a
-// shallow port of 150 kB. In time that is at most 16 ms, on slow links too, and not less than a quarter of the round
-// trip, in which nothing can react.
+// A sender aims at this many bytes of its own in the queue, whatever its rate. This makes shares of a port
+// equal, both among tailcut's senders and with a TCP flow. All senders of a group into one port together aim
+// at 96 kB, two thirds of a shallow port of 150 kB. In time this is at most 16 ms, even on slow links, and at
+// least a quarter of the round trip, within which nothing can react.
 constexpr double kTargetInPort = 96 * 1024, kTargetPackets = 2;
 constexpr Duration kMostTarget = 16 * kMillisecond, kLeastTarget = 50 * kMicrosecond;
 constexpr Duration kForgottenCap = 1000 * kMillisecond;
-constexpr Duration kCapRecovers = 64;  // decisions to double: probing a shallow queue costs packets
-// A queue grows and drains steadily; what jumps more from one FEEDBACK to the next are hosts that do not get to run. The
-// target rises above such jumps, or a busy host would look like a full queue.
+// Decisions until the cap has doubled. It grows slowly because probing a shallow queue costs packets.
+constexpr Duration kCapRecovers = 64;
+// A queue grows and drains steadily. Larger jumps from one FEEDBACK to the next come from hosts that do not
+// get to run. The target rises above such jumps; otherwise a busy host would look like a full queue.
 constexpr Duration kJumps = 3, kMostJumps = 20 * kMillisecond;
 
-constexpr Duration kBasePeriod = 10 * 1000 * kMillisecond;   // paths change: an older minimum is forgotten
-constexpr double kCongestiveLoss = 0.05, kHeavyLoss = 0.15;  // a lossy link is not a full one
-constexpr double kLossPackets = 200;                         // over which loss is averaged
-constexpr double kLeastPackets =
-    4;  // that a decision is made on: the arrivals of fewer say nothing of a rate
-// A path that was idle so often since the last decision has a few packets an op, and never a span.
+constexpr Duration kBasePeriod = 10 * 1000 * kMillisecond;  // paths change, so an older minimum is dropped
+// Below these, loss is that of a lossy link, not of a full one.
+constexpr double kCongestiveLoss = 0.05, kHeavyLoss = 0.15;
+constexpr double kLossPackets = 200;  // loss is averaged over this many
+constexpr double kLeastPackets = 4;   // needed for a decision: fewer arrivals say nothing about a rate
+// A path that was idle this often since the last decision sends a few packets per op, and its samples never
+// have a span.
 constexpr int kSparseBursts = 3;
-constexpr double kGain = 0.25;     // of the rate, for a queue of nothing or of twice the target
-constexpr double kYield = 0.5;     // towards equal shares: the power of their ratio
-constexpr double kMostDrop = 0.5;  // of the rate at once
+// Share of the rate by which it changes for an empty queue, or for one of twice the target.
+constexpr double kGain = 0.25;
+constexpr double kYield = 0.5;     // exponent of the ratio of shares when yielding towards equal ones
+constexpr double kMostDrop = 0.5;  // the largest share of the rate that one decision takes away
 
 }  // namespace
 
@@ -45,7 +49,8 @@ RateControl::RateControl(std::uint32_t packet_bytes, Rank rivals)
                    std::clamp(kFirstInPort / std::max(1, int{rivals}), 2, int{kFirstPackets})),
       rate_(start_bytes_ / static_cast<double>(kAssumedRtt) * kSecond) {}
 
-// Without FEEDBACK the rate is halved, not the sending stopped: that the way back is blocked says little of the way out.
+// Without FEEDBACK the rate is halved rather than sending stopped: a blocked way back says little about the
+// way out.
 std::uint64_t RateControl::most_in_flight(Time now) const {
     if (starting_) return static_cast<std::uint64_t>(start_bytes_);
     const Duration span = srtt_ + target() + std::max<Duration>(0, now - heard_at_ - srtt_) / 2;
@@ -81,13 +86,14 @@ void RateControl::learn(Time now, const Sample& sample) {
     srtt_ = srtt_ == 0 ? sample.rtt : srtt_ + (sample.rtt - srtt_) / 8;
     base_rtt_ = base_rtt_ == 0 ? sample.rtt : std::min(base_rtt_, sample.rtt);
     keep_base(now, sample.delay);
-    // What is in flight is the limit while starting, not a rate for a round trip that was only assumed.
+    // While starting, the limit is what is in flight, not a rate that follows from an assumed round trip.
     if (starting_) rate_ = std::max(rate_, start_bytes_ / static_cast<double>(srtt_) * kSecond);
     if (!starting_) jumps_ += (std::abs(sample.delay - delay_) - jumps_) / 16;
     delay_ = sample.delay;
     const bool first = sum_.rtt == 0;
     sum_.rtt = sample.rtt;
-    // What is sent in bursts finds the queue that it makes with its last packets; later, the least is the queue that stays.
+    // While starting, the largest delay counts: a burst meets the queue that it makes itself with its last
+    // packets. Later the least delay counts: it is the queue that stays.
     sum_.delay = first       ? sample.delay
                  : starting_ ? std::max(sum_.delay, sample.delay)
                              : std::min(sum_.delay, sample.delay);
@@ -121,14 +127,14 @@ void RateControl::decide(Time now) {
     const double loss = recent_lost_ / std::max(recent_bytes_, kLossPackets / 2 * packet_bytes_);
     const bool overrun = loss > kHeavyLoss || (loss > kCongestiveLoss && queue_ > target() / 4);
     if (overrun) {
-        target_cap_ = std::max({kLeastTarget, target() / 2, queue_ / 2});  // it had room for that much
-        recent_lost_ = 0;                                                  // answered
+        target_cap_ = std::max({kLeastTarget, target() / 2, queue_ / 2});  // the queue had room for that much
+        recent_lost_ = 0;                                                  // this loss has been answered
     } else if (target_cap_ != kNever) {
         target_cap_ = target_cap_ < kForgottenCap ? target_cap_ + target_cap_ / kCapRecovers : kNever;
     }
-    // A span in which little was sent tells nothing of what the path carries, and neither do a few packets without one,
-    // which is all that some paths have in an op; but their delay does.
-    if (!timed()) srtt_ = sum_.rtt;  // few packets, long ago: their mean is that of an old queue
+    // A span in which little was sent says nothing about what the path carries. Neither do a few packets
+    // without a span, which is all that some paths send in an op; but their delay does.
+    if (!timed()) srtt_ = sum_.rtt;  // few packets long ago: srtt_ still reflects an old queue
     const double delivered =
         timed() ? static_cast<double>(timed_bytes_) / static_cast<double>(sum_.span) * kSecond : 0;
     const bool full = limited_ && starved_ == 0 && timed();
@@ -143,12 +149,14 @@ void RateControl::decide(Time now) {
     const double excess = static_cast<double>(queue_) / static_cast<double>(target()) - 1;
     const double round = static_cast<double>(srtt_ + 1);
     const double rounds = std::min(1.0, static_cast<double>(now - decided_at_) / round);
-    // The queue follows the rate a round trip later: what changes faster than in two of them oscillates.
+    // The queue follows the rate one round trip later, so a rate that changes faster than in two round trips
+    // oscillates.
     const double gain = kGain * std::min(1.0, 2 * static_cast<double>(target()) / round);
     const double change = overrun ? -kGain : std::clamp(-gain * excess, -kMostDrop, kGain);
     const double fair = std::clamp(std::pow(sum_.receiver_share * sum_.sender_share, -kYield), 0.8, 1.25);
     const double wanted = (full ? delivered_ : rate_) * (1 + change) * fair;
-    // A rate that makes no queue is not too high, however little came: a host that did not get to run delivers little.
+    // A rate that makes no queue is not too high, however little came: a host that does not get to run
+    // delivers little.
     rate_ = congested && full       ? wanted
             : congested || fair < 1 ? std::min(rate_, wanted)
                                     : std::max(rate_, wanted);
@@ -160,7 +168,7 @@ void RateControl::start_up(bool congested) {
     if (timed()) stalled_ = delivered_ > 1.25 * best_ ? 0 : stalled_ + 1;
     best_ = std::max(best_, delivered_);
     starting_ = !congested && stalled_ < 3;
-    // At least what was in flight came in a round trip, also if there was no more to send.
+    // What was in flight, at least, came within a round trip, even if there was no more to send.
     const double carried = std::max(delivered_, start_bytes_ / static_cast<double>(srtt_) * kSecond);
     rate_ = starting_ ? std::max(rate_, 2 * delivered_) : std::min(rate_, carried);
     start_bytes_ *= 2;

@@ -1,4 +1,5 @@
-// What a DATA packet carried, so that its op can make it again; and those that were lost on the way to a peer.
+// What a DATA packet carried, so that its op can make it again, and the parcels that were lost on the way to
+// a peer.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +17,12 @@ struct Parcel {
     std::uint32_t bucket_len = 0;
     wire::Stage stage = wire::Stage::kScatter;
     bool empty = false;
-    std::uint32_t first = 0;     // SCATTER: step of the contribution; GATHER: granule of the shard
-    std::uint32_t granules = 0;  // GATHER
+    std::uint32_t first = 0;     // SCATTER: the contribution's step; GATHER: the shard's granule
+    std::uint32_t granules = 0;  // GATHER only
     bool last_part = false;
 };
 
-// In the order of the shard, so that what is encoded together is encoded again only once.
+// Kept in the order of the shard, so that values that are encoded together are encoded again only once.
 class LostParcels {
 public:
     void add(const Parcel& parcel) { parcels_.insert(parcel); }
@@ -30,7 +31,7 @@ public:
         std::erase_if(parcels_, unwanted);
     }
     bool empty() const { return parcels_.empty(); }
-    Seq oldest() const { return parcels_.begin()->seq; }  // if there are any
+    Seq oldest() const { return parcels_.begin()->seq; }  // must not be empty
     bool any(Seq seq) const {
         const auto at = parcels_.lower_bound(Parcel{.seq = seq});
         return at != parcels_.end() && at->seq == seq;

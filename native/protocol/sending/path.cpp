@@ -5,8 +5,8 @@
 namespace tailcut {
 namespace {
 
-constexpr Duration kRetry =
-    kMillisecond;  // too much is in flight: the longer nothing is heard, the more may be
+// Checked again after this time while too much is in flight: the limit grows the longer nothing is heard.
+constexpr Duration kRetry = kMillisecond;
 
 }  // namespace
 
@@ -34,13 +34,15 @@ void Path::stamp(Time now, wire::Header& header) {
         static_cast<std::uint32_t>(std::min<std::uint64_t>(window_bytes, rate_.most_in_flight(now)));
     const std::uint32_t ask = std::clamp((paced_ ? most : window_bytes) / 4, kLeastAskPackets * packet_bytes,
                                          kMostAskPackets * packet_bytes);
-    // The last that may be in flight asks if none of the others has: nothing would come back before a probe.
+    // The last packet that may be in flight asks if no other has: otherwise nothing would come back before a
+    // probe.
     const bool last = paced_ && flight_.unasked_bytes() + 2 * packet_bytes > most;
     if (flight_.unasked_bytes() >= ask || last) header.flags |= wire::kReplyWanted;
 }
 
 void Path::sent(const wire::Header& header, const Parcel& parcel, std::uint32_t bytes) {
-    if (flight_.landed()) arrival_known_ = false;  // it was idle: no rate follows from the next arrival
+    // The path was idle, so no rate follows from the next arrival.
+    if (flight_.landed()) arrival_known_ = false;
     flight_.push(header, parcel, bytes, {});
     departures_.charge(bytes, rate_.bytes_per_s());
     ++sent_packets_;

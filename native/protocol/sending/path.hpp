@@ -1,8 +1,8 @@
 // The way from this rank to another: what is in flight on it, what was lost, and when more may be sent.
 //
-// Credit: a receiver's socket buffer is shared out among its senders in advance (window_bytes). A sender keeps what it
-// has in flight, counted as the kernel counts it, within its share, and within what the pace asks for. FEEDBACK says
-// which numbers came and so settles them, delivered or lost. When nothing comes back, a probe asks.
+// Credit: each sender has a fixed share of a receiver's socket buffer (window_bytes). A sender keeps what it
+// has in flight, counted as the kernel counts it, within its share and within what the pace allows. FEEDBACK
+// says which numbers came and so settles packets as delivered or lost. When nothing comes back, a probe asks.
 #pragma once
 
 #include <algorithm>
@@ -17,34 +17,37 @@
 
 namespace tailcut {
 
-// Each sender's share of a socket buffer of which the kernel reports `buffer_bytes`. Measured: nothing is dropped
-// while what is in flight, overhead included, stays within 0.7 of it; the rest is for FEEDBACK.
+// Each sender's share of a socket buffer for which the kernel reports `buffer_bytes`. Measured: nothing is
+// dropped while what is in flight, with overhead, stays within 0.7 of it. The rest is for FEEDBACK.
 inline std::uint32_t credit_window_bytes(std::uint32_t buffer_bytes, Rank ranks) {
     return static_cast<std::uint32_t>(0.7 * buffer_bytes / std::max(1, ranks - 1));
 }
 
 class Path {
 public:
-    Path(const PeerSettings& settings, Rank rivals);  // senders to the same receiver
+    Path(const PeerSettings& settings, Rank rivals);  // rivals: senders to the same receiver
 
     // ---- sending
-    // The earliest time for a packet of a shard of this size, `now` if it may go at once; kNever: only FEEDBACK helps.
+    // The earliest time for a packet of a shard of this size: `now` if it may go at once, kNever if FEEDBACK
+    // must come first.
     Time clear_at(Time now, std::uint64_t shard_bytes);
-    void stamp(Time now, wire::Header& header);  // number, stamp and whether a reply is wanted
+    void stamp(Time now, wire::Header& header);  // sets number, stamp and whether a reply is wanted
     void sent(const wire::Header& header, const Parcel& parcel, std::uint32_t bytes);
     void starved() { rate_.starved(); }  // there is nothing to send to it
-    void unsent(Time now);               // the latest one after all was not: the own host's queue is full
+    // The latest packet was not sent after all: our own host's queue is full.
+    void unsent(Time now);
 
     // ---- what became of it
-    // `mean_rate`: of this sender's paths, bytes/s.
+    // `mean_rate`: over this sender's paths, bytes/s.
     void settle(Time now, const wire::Header& feedback, std::span<const std::byte> report, double mean_rate);
-    LostParcels& lost() { return lost_; }  // and not sent again yet
+    LostParcels& lost() { return lost_; }  // lost, and not sent again yet
     bool in_flight() const { return !flight_.landed(); }
     bool idle() const { return flight_.landed() || !paced_ || rate_.idle(); }
     bool awaits(Seq seq) const { return flight_.awaits(seq) || lost_.any(seq); }
 
     ProbeTimer probe;
-    // Blocked, or the last word has been sent. The first wait is that of a tail loss probe (RFC 8985).
+    // Armed when the path is blocked or the last packet has been sent. The first wait is that of a tail loss
+    // probe (RFC 8985).
     void arm_probe(Time now) { probe.arm(now, 2 * rtt()); }
 
     Duration rtt() const { return round_trip_.smooth(); }
@@ -53,7 +56,7 @@ public:
     std::uint64_t lost_packets() const { return lost_packets_; }
 
 private:
-    struct Open {  // the one receiver has not settled the packet
+    struct Open {  // whether the one receiver has not settled the packet
         bool open = true;
         bool none() const { return !open; }
     };
@@ -63,7 +66,7 @@ private:
     RateControl rate_;
     Departures departures_;
     RoundTrip round_trip_;
-    std::uint32_t arrival_us_ = 0;  // of the last FEEDBACK used
+    std::uint32_t arrival_us_ = 0;  // of the last FEEDBACK that was used
     bool arrival_known_ = false;
     LostParcels lost_;
     std::uint64_t sent_packets_ = 0, lost_packets_ = 0;

@@ -1,5 +1,5 @@
-// The room at a peer that is late. A peer that has not reached an op keeps its packets in its pool. Every sender reckons the
-// room there alike, from the sizes of the ops in between, so the pool is not overrun.
+// The room at late peers. A peer that has not reached an op keeps the op's packets in its pool. Every sender
+// computes the room there in the same way, from the sizes of the ops in between, so the pool is not overrun.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,8 @@ public:
     }
 
 private:
-    // What was reckoned while the peer stands still: a sum over all ops in between is not made for every packet.
+    // The result while the peer stands still, so that the sum over the ops in between is not recomputed for
+    // every packet.
     struct Known {
         Seq entered = std::numeric_limits<Seq>::max(), fits_below = 0, full_from = 0;
     };
@@ -51,7 +52,7 @@ private:
     const Settings& settings_;
     const Roster& roster_;
     const Links& links_;
-    std::vector<std::uint32_t> lengths_;  // by seq modulo its size: bucket lengths of recent ops
+    std::vector<std::uint32_t> lengths_;  // bucket lengths of recent ops, by seq modulo the size
     std::vector<Known> known_;            // by rank
 };
 

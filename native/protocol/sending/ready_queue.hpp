@@ -1,4 +1,5 @@
-// To whom something is to be said: in turns, and those that the pace holds back from a time on.
+// The destinations that something is to be sent to, in turns, and those that the pace holds back until a
+// given time.
 #pragma once
 
 #include <deque>
@@ -21,7 +22,7 @@ public:
         if ((!to.is_everybody() && to.rank() == self_) || std::exchange(entry(to).ready, true)) return;
         queue_.push_back(to);
     }
-    // From the next rank round, so that at any moment the ranks send to different receivers.
+    // Starts at the next rank, so that at any moment the ranks send to different receivers.
     void push_all(bool with_everybody) {
         for (std::size_t step = 1; step < ranks_; ++step) push(static_cast<Rank>((self_ + step) % ranks_));
         if (with_everybody) push(Destination::everybody());
@@ -57,9 +58,9 @@ private:
     Entry& entry(Destination to) { return entries_[to.place(ranks_)]; }
 
     const Rank self_, ranks_;
-    std::vector<Entry> entries_;  // by rank, then of everybody
+    std::vector<Entry> entries_;  // by rank, then that of everybody
     std::deque<Destination> queue_;
-    // Soonest first; an entry is void if its destination has another wake_at.
+    // Soonest first. An entry is void if its destination has another wake_at.
     using Wake = std::pair<Time, Destination>;
     std::priority_queue<Wake, std::vector<Wake>, std::greater<>> wakes_;
 };

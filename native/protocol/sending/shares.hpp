@@ -1,4 +1,4 @@
-// How much came from each source of late, relative to the mean over those that sent anything.
+// How much came from each source recently, relative to the mean over those that sent anything.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ public:
     std::uint16_t of(Rank source) const { return shares_[source]; }
 
 private:
-    // Long enough for a burst not to look like a share, in time and in packets of each source.
+    // Long enough, in time and in packets of each source, that a burst does not look like a share.
     static constexpr Duration kPeriod = 4 * kMillisecond;
     static constexpr std::uint64_t kLeastPackets = 8;
     void turn(Time now) {
@@ -38,10 +38,10 @@ private:
         since_ = now;
     }
 
-    std::vector<std::uint32_t> bytes_;   // by source, in the period begun
-    std::vector<std::uint16_t> shares_;  // in the last one
+    std::vector<std::uint32_t> bytes_;   // by source, in the current period
+    std::vector<std::uint16_t> shares_;  // by source, in the last period
     std::uint64_t total_ = 0, active_ = 0;
-    std::size_t largest_ = 0;  // datagram
+    std::size_t largest_ = 0;  // the largest datagram
     Time since_ = 0;
 };
 

@@ -16,7 +16,8 @@ void put_planes(const codec::PlanesHead& head, std::uint32_t first, std::uint32_
     out.payload = nothing(head.payload_bytes());
 }
 
-// The end of the run, from `first`, of granules that all have come from somebody, or all from nobody.
+// The end of the run that begins with `first` and in which every granule came from some rank, or every
+// granule from none.
 std::uint32_t run_end(const std::vector<GranuleSet>& arrived, std::uint32_t first, std::uint32_t last,
                       bool& empty) {
     const auto came = [&](std::uint32_t g) {
@@ -27,7 +28,7 @@ std::uint32_t run_end(const std::vector<GranuleSet>& arrived, std::uint32_t firs
     std::uint32_t end = first;
     while (end < last && came(end) != empty) {
         std::uint32_t next = last;
-        for (const GranuleSet& set : arrived) {  // as far as somebody has all, or nobody any
+        for (const GranuleSet& set : arrived) {  // as far as one rank has all, or none has any
             const std::uint32_t same = set.run_end(end, last);
             if (set.test(end) && !empty) {
                 next = same;
@@ -40,7 +41,7 @@ std::uint32_t run_end(const std::vector<GranuleSet>& arrived, std::uint32_t firs
     return end;
 }
 
-// Whether all granules of a block were delivered by as many ranks.
+// Whether the same number of ranks delivered each granule of a block.
 bool even(const std::vector<GranuleSet>& arrived, const codec::BlockSpan& block) {
     const std::uint32_t first = block.first_granule(), last = block.last_granule();
     if (std::all_of(arrived.begin(), arrived.end(),
@@ -165,7 +166,8 @@ void ElidedPlanesReduction::note(std::uint32_t first, std::uint32_t last,
                                  const std::vector<GranuleSet>& arrived) {
     const Energies before = energies_;
     ElidedReduction::note(first, last, arrived);
-    // One of those that came is the own one, as it is; the error of a mean of m is 1/w - 1 of m - 1 of m contributions.
+    // One of the contributions is the owner's own, which is exact: the error of a mean of m is 1/w - 1 of m -
+    // 1 of m contributions.
     const double mean = energies_.mean - before.mean, sampled = energies_.sampled - before.sampled;
     const double contributed = energies_.contributed - before.contributed;
     if (contributed > 0)
@@ -183,7 +185,7 @@ bool ElidedPlanesReduction::needs_gains(const codec::Stripe& stripe,
                [&](const codec::BlockSpan& block) { return even(arrived, block); });
 }
 
-// As PlanesReduction: packets in the order of sending, cut where nobody has delivered.
+// As in PlanesReduction: packets are in the order of sending, and are cut where nobody has delivered.
 void ElidedPlanesReduction::cut(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,
                                 bool gains, std::vector<Run>& runs) {
     const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();

@@ -1,6 +1,7 @@
-// Values that are not there: the same packets, runs and accounts as raw and planes have, without memory and arithmetic,
-// for simulations of more ranks than there is memory for. Fates are real, payloads are bytes that nobody looks at.
-// Nothing is ever Inf or NaN, and all blocks are Gaussian: gains are sent with means of coarse or uneven contributions.
+// Values that are not there, for simulations of more ranks than there is memory for. Packets, runs and
+// accounts are those of raw and planes, without the memory and the arithmetic. Fates are real; payloads are
+// bytes that nobody reads. Nothing is ever Inf or NaN, and all blocks count as Gaussian: gains are sent only
+// with means of coarse or uneven contributions.
 #pragma once
 
 #include <optional>
@@ -46,12 +47,12 @@ private:
     const Seq seq_;
     const Layout layout_;
     const Coding coding_;
-    // The stripe of the latest packet: packets to one owner mostly follow each other.
+    // The stripe of the latest packet, cached because packets to one owner mostly follow each other.
     std::optional<Place> place_;
     codec::Stripe stripe_;
 };
 
-// What both reductions share: an account of memory, which holds nothing.
+// What both reductions share: accounts of memory that does not exist.
 class ElidedReduction : public Reduction {
 public:
     ElidedReduction(const OpContext& context, Seq seq, const Layout& layout, Block memory)
@@ -75,7 +76,7 @@ public:
     void leave_pool() override { memory_.leave_pool(); }
 
 protected:
-    // Granules [first, last), of which so much has come.
+    // Notes granules [first, last) with the contributions that arrived.
     virtual void note(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived);
 
     const OpContext& context_;
@@ -84,7 +85,7 @@ protected:
 
 private:
     Block memory_;
-    bool compacted_;  // or there is nothing beside the mean
+    bool compacted_;  // true from the beginning if there is nothing but the mean
 };
 
 class ElidedRawReduction : public ElidedReduction {
@@ -137,8 +138,8 @@ protected:
 
 private:
     std::vector<std::uint32_t> open_;     // by stripe: granules that are not closed yet
-    std::vector<std::uint16_t> lengths_;  // by granule: those of the mean's packet that begins there
-    std::vector<bool> gains_;             // by stripe: whether its packets send gains
+    std::vector<std::uint16_t> lengths_;  // by granule: length of the mean's packet that begins there
+    std::vector<bool> gains_;             // by stripe: whether its packets have gains
 };
 
 class ElidedMeans : public Means {

@@ -1,5 +1,6 @@
-// Sums of squares from which the error of a mean follows (docs/budget.md), over one op at one rank. Squares of raw and of
-// elided values are not looked at: there a contribution counts as 1 a coordinate, and the mean of m of them as 1/m.
+// Sums of squares from which the error of a mean follows (docs/budget.md), over one op at one rank. Raw and
+// elided values are not squared: there a contribution counts as 1 per coordinate, and the mean of m
+// contributions as 1/m.
 #pragma once
 
 #include <cstddef>
@@ -9,24 +10,27 @@
 namespace tailcut {
 
 struct Energies {
-    // SCATTER, at the owner: over its shard.
-    double contributed = 0;  // a contribution: the mean of those that came
-    double sampled = 0;      // the same, over how many came
-    double mean = 0;         // their mean, its error included
-    // Error of the mean by the planes that were sent, as of Gaussian blocks whose errors are independent by rank,
+    // SCATTER, at the owner, over its shard.
+    double contributed = 0;  // energy of a contribution: the mean over those that came
+    double sampled = 0;      // the same, divided by how many came
+    double mean = 0;         // energy of their mean, including its error
+    // Error of the mean caused by the planes that were sent, for Gaussian blocks with errors that are
+    // independent by rank.
     double quantized = 0;
-    double trimmed = 0;    // and by those that were cut off on the way
-    double planes = 0;     // those that were sent, times `contributed`: for their mean
-    double void_mean = 0;  // what the mean would be where nobody delivered
-    double coords = 0,
-           void_coords = 0;  // planes: of blocks with a mean, and of those of which nobody delivered any
-    // SCATTER, at the sender: error of its contributions, and what it were if their blocks were Gaussian.
+    double trimmed = 0;    // error of the mean caused by planes that were trimmed
+    double planes = 0;     // planes that were sent, weighted with `contributed`, to compute their average
+    double void_mean = 0;  // what the energy of the mean would be where nobody delivered
+    // planes: coordinates of blocks with a mean, and of blocks of which nobody delivered anything.
+    double coords = 0, void_coords = 0;
+    // SCATTER, at the sender: error of its contributions, and what it would be if their blocks were Gaussian.
     double sent_noise = 0, sent_nominal = 0;
-    // GATHER, at the owner: error by the planes of the mean.
+    // GATHER, at the owner: error caused by the planes of the mean.
     double mean_quantized = 0;
-    // GATHER, at the receiver: the means of the other owners, and the errors by what was cut off and what did not come.
+    // GATHER, at the receiver: energy of the other owners' means, and the errors caused by trimming and by
+    // loss.
     double received = 0, received_trimmed = 0, received_lost = 0;
-    double received_coords = 0, unseen_coords = 0;  // planes: of blocks of which something came, and nothing
+    // planes: coordinates of blocks that came at least in part, and of those that did not come at all.
+    double received_coords = 0, unseen_coords = 0;
 
     template <typename Visit>
     static constexpr void visit_fields(Visit&& visit) {
@@ -51,7 +55,8 @@ struct Energies {
 };
 static_assert(listed_bytes<Energies>() == sizeof(Energies));
 
-// Of coordinates to which so many of the ranks have contributed, not looked at: independent, and as large as each other.
+// Energies of coordinates to which `contributions` of the ranks contributed. The values are not read: they
+// count as independent and equally large.
 inline Energies nominal_energies(double coords, std::size_t contributions, std::size_t ranks) {
     Energies energies;
     energies.contributed = coords;

@@ -1,4 +1,4 @@
-// fp32 as it is: packets point into the bucket, runs become final granule by granule.
+// fp32 values as they are: packets point into the bucket, and runs become final granule by granule.
 #pragma once
 
 #include "codec/raw.hpp"
@@ -20,7 +20,7 @@ public:
 protected:
     // The end of a packet that begins with granule `first`.
     std::uint32_t packet_end(Rank shard, std::uint32_t first) const;
-    // The packet of granules [first, last), unless the owner has answered.
+    // Puts the packet of granules [first, last), unless the owner has already answered.
     bool put_run(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
                  Outgoing& out) const;
     virtual void put_values(std::uint64_t at, std::uint32_t coords, Outgoing& out) const;
@@ -35,7 +35,8 @@ private:
 
 class RawReduction : public Reduction {
 public:
-    // `memory` holds one stride per rank: the peers' contributions, then the mean. Without it all runs are empty.
+    // `memory` holds one stride per rank: the peers' contributions, then the mean. Without memory all runs
+    // are empty.
     RawReduction(const OpContext& context, Seq seq, const Layout& layout, const Coding& gather, Block memory);
     static std::size_t floats(const Layout& layout) { return layout.shard_stride() * layout.ranks; }
 
@@ -56,14 +57,14 @@ public:
     void leave_pool() override { memory_.leave_pool(); }
 
 protected:
-    // The contributions to the first granules of [first, last), in rank order, are in sources_; returns what they weigh
-    // together. `last` becomes the end of the run that has the same ones.
+    // Puts the contributions to granule `first` into sources_, in rank order, and returns their total weight.
+    // `last` becomes the end of the run that has the same contributions.
     float find_sources(const std::vector<GranuleSet>& arrived, std::uint32_t first, std::uint32_t& last);
-    // reduce(), with find(arrived, first, last) in place of find_sources().
+    // reduce() with find(arrived, first, last) in place of find_sources().
     template <typename Find>
     bool reduce_runs(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                      std::vector<Run>& runs, Find find);
-    // The mean of [first, last) is nobody's.
+    // [first, last) has no contribution: its mean is EMPTY.
     void put_empty(std::uint32_t first, std::uint32_t last, std::vector<Run>& runs);
     float* result() const { return bucket_shard_ ? bucket_shard_ : mean_; }
 
@@ -74,7 +75,7 @@ protected:
     std::vector<const float*> sources_;  // scratch
 
 private:
-    // A contribution in the receive buffer. What is reduced at once need not be copied.
+    // A contribution in the receive buffer. If it is reduced at once, it need not be copied.
     struct Offer {
         Rank from = 0;
         std::uint32_t first = 0, last = 0;
@@ -114,7 +115,7 @@ bool RawReduction::reduce_runs(std::uint32_t first, std::uint32_t last,
 
 class RawMeans : public Means {
 public:
-    // `memory`: the bucket, until there is one.
+    // `memory` stands in for the bucket until the local rank enters.
     RawMeans(const OpContext&, Seq, const Layout& layout, Block memory)
         : layout_(layout), memory_(std::move(memory)), base_(memory_.data()) {}
 

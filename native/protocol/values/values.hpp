@@ -1,6 +1,6 @@
-// How the coordinates of one op travel, in one codec: what Op and OwnedShard leave open. They know which granules have
-// come and when a stage ends; these know bytes and arithmetic. The variants are in raw_values.hpp, planes_values.hpp and
-// elided_values.hpp; `Values` makes those that an endpoint uses.
+// How the coordinates of one op travel in one codec. Op and OwnedShard know which granules have come and when
+// a stage ends; the classes here know bytes and arithmetic. The variants are in raw_values.hpp,
+// planes_values.hpp and elided_values.hpp; `Values` makes those that an endpoint uses.
 #pragma once
 
 #include <algorithm>
@@ -29,17 +29,18 @@ struct Run {
     bool empty;
 };
 
-// What this rank sends to the owners of the other shards. A step is the least that is sent at a time.
+// What this rank sends to the owners of the other shards. A step is the smallest unit that is sent.
 class Contributions {
 public:
     virtual ~Contributions() = default;
     const Energies& energies() const { return energies_; }
     virtual std::uint32_t steps(Rank shard) const = 0;
-    // Fills in payload, place, codec and NON-FINITE of the packet at step `sent` and moves it on. False: there is none,
-    // because the owner has already answered (rule 2; and the bucket holds the answer).
+    // Fills in payload, place, codec and NON-FINITE of the packet at step `sent`, and advances `sent`.
+    // Returns false if there is no packet, because the owner has already answered (rule 2) and the bucket
+    // holds the answer.
     virtual bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) = 0;
     virtual void retract(const Outgoing& out) = 0;
-    // The granules of the shard from which on nothing has been looked at.
+    // The first granule of the shard from which on no value has been examined.
     virtual std::uint32_t first_unseen(Rank shard, std::uint32_t sent) const = 0;
 
 protected:
@@ -51,30 +52,33 @@ class Reduction {
 public:
     virtual ~Reduction() = default;
     const Energies& energies() const { return energies_; }
-    // Where the own contribution is, if there is one, and where the mean goes until hand_back(); and the mean's coding.
+    // `bucket_shard` is where the own contribution is, if there is one, and where the mean goes until
+    // hand_back(). `gather` is the mean's coding.
     virtual void enter(float* bucket_shard, const Coding& gather) = 0;
-    // Granules [first, last) of a contribution. save() follows, and in between perhaps reduce().
+    // Offers granules [first, last) of a contribution. A reduce() may follow, and then a save().
     virtual void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                        std::span<const std::byte> payload) = 0;
     virtual void save() = 0;
-    // Granules for which nothing more will come; perhaps none. Appends all runs that have become final since the last call.
-    // A run may become final later than it is closed. Returns whether any mean is Inf or NaN. Contributions are those
-    // that `arrived`, by rank, says.
+    // Nothing more will come for these granules, of which there may be none. Appends all runs that have
+    // become final since the last call; a run may become final later than it is closed. Returns whether any
+    // mean is Inf or NaN. `arrived` says, by rank, which contributions there are.
     virtual bool reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                         std::vector<Run>& runs) = 0;
-    // Whether others than the ranks of the group apply the mean, too. Such a mean is final some time after the close.
+    // Whether ranks outside the group apply the mean too. Such a mean becomes final some time after the
+    // close.
     virtual bool shared_beyond_group() const { return false; }
-    // What is not final after the close becomes EMPTY; the next reduce() says so.
+    // What is not final after the close becomes EMPTY. The next reduce() reports it.
     virtual void give_up() {}
-    // The next packet of a run, cut to what is left of it: fills in payload, place and codec, returns its granules.
+    // Puts the next packet of a run, or of what is left of it: fills in payload, place and codec. Returns its
+    // granules.
     virtual std::uint32_t packet(Destination to, const Run& run, Outgoing& out) const = 0;
     // Writes the mean of these runs, which became final before enter().
     virtual void take_over(std::span<const Run> runs, float* bucket_shard) const = 0;
-    // The caller takes its shard back; `needed`: a peer still has to be sent some of the mean.
+    // The caller takes its shard back. `needed`: some of the mean still has to be sent to a peer.
     virtual void hand_back(bool needed) = 0;
 
     virtual std::size_t mean_floats() const = 0;
-    virtual void compact(Block smaller) = 0;  // keep the mean only
+    virtual void compact(Block smaller) = 0;  // keeps only the mean
     virtual bool compacted() const = 0;
     virtual bool pooled() const = 0;
     virtual void leave_pool() = 0;
@@ -88,19 +92,19 @@ class Means {
 public:
     virtual ~Means() = default;
     const Energies& energies() const { return energies_; }
-    // The values of granules [first, last) of the header's shard.
+    // Values of granules [first, last) of the header's shard have come.
     virtual void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                        std::span<const std::byte> payload) = 0;
-    // After answers to [first, last), with values or EMPTY.
+    // Called after answers to [first, last), with values or EMPTY.
     virtual void note_answers(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
                               const GranuleSet& held) = 0;
-    // From now on values go to the bucket, as do those that came before.
+    // From now on values go to the bucket. Those that came before are moved there.
     virtual void enter(std::span<float> bucket, const std::vector<GranuleSet>& held) = 0;
     // What did not come is zero.
     virtual void end(Rank own_shard, const std::vector<GranuleSet>& held) = 0;
 
 protected:
-    // Coordinates of a mean of all ranks that came or did not, not looked at.
+    // Notes coordinates of a mean of all ranks that came or did not come. The values are not read.
     void note_nominal(double coords, bool came, Rank ranks) {
         energies_.received += coords / ranks;
         if (!came) energies_.received_lost += coords / ranks;
@@ -108,7 +112,7 @@ protected:
     Energies energies_;
 };
 
-// Makes the values of an endpoint's ops, all of one kind.
+// Makes the values of an endpoint's ops, which are all of one kind.
 class Values {
 public:
     virtual ~Values() = default;
@@ -141,7 +145,7 @@ public:
 
 std::unique_ptr<Values> make_values(wire::Codec codec, bool elided);
 
-// What a reduction takes of memory.
+// The memory that a reduction takes, in floats.
 std::size_t owned_floats(wire::Codec codec, const Layout& layout);
 
 }  // namespace tailcut
