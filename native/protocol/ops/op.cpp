@@ -53,7 +53,7 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
 
 std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
                                         std::span<const std::byte> payload, Time source_entered_at) {
-    non_finite_ |= (header.flags & wire::kNonFinite) != 0;
+    non_finite_.hear(header);
     owned_->note_entry(header.source, source_entered_at);
     if (!entered_) key_ = header.key;  // what an owner sends before it has entered must name the bucket too
     if (header.empty()) {
@@ -74,7 +74,7 @@ std::optional<wire::Reject> Op::gather(Time now, const wire::Header& header,
                                        std::span<const std::byte> payload) {
     const auto reason = means_->place(now, header, payload);
     if (reason) return reason;
-    non_finite_ |= (header.flags & wire::kNonFinite) != 0;
+    non_finite_.hear(header);
     report_.traffic.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
     return std::nullopt;
 }
@@ -95,7 +95,7 @@ void Op::evict(Time now) {
 
 void Op::reduce_more(bool non_finite) {
     if (owned_->reduced()) return;
-    non_finite_ |= non_finite;
+    non_finite_.note(non_finite);
     owned_->reduce_more();
 }
 
@@ -173,9 +173,7 @@ void Op::complete_header(Time now, Destination to, Outgoing& out) const {
             std::min<Duration>((now - entered_at_) / kMicrosecond, wire::kNotEntered - 1));
     out.header.key = key_;
     out.header.loss_scale_tag = loss_scale_tag_;
-    if (non_finite()) out.header.flags |= wire::kNonFinite;
-    const bool verdict = owned_ && owned_->non_finite();
-    if (verdict && out.header.stage() == wire::Stage::kGather) out.header.flags |= wire::kVerdict;
+    non_finite_.mark(out.header, owned_ && owned_->non_finite());
 }
 
 bool Op::pending(Destination to) const { return (owned_ && owned_->pending(to)) || unsent(to); }
@@ -190,7 +188,7 @@ bool Op::next_mean(Destination to, const std::optional<Run>& run, Outgoing& out)
     if (!owned_->sent_all(to)) return true;
     out.header.flags |= wire::kLastPart;
     // Rule 10: the last packet of the own mean must say whether the own bucket holds an Inf or a NaN.
-    if (entered_ && !ended_) scan_unsent();
+    if (entered_ && !ended_) search_bucket();
     return true;
 }
 
@@ -225,7 +223,7 @@ bool Op::next_contribution(Rank peer, Outgoing& out) {
         out.parcel.first = sent;
         if (!contributions_->next(shard, means_->answered(shard), sent, out)) continue;
         if (!unsent(peer)) out.header.flags |= wire::kLastPart;
-        non_finite_ |= (out.header.flags & wire::kNonFinite) != 0;
+        non_finite_.hear(out.header);
         return true;
     }
     return false;
@@ -247,26 +245,29 @@ void Op::retract(const Outgoing& out) {
     }
 }
 
-void Op::scan_unsent() {
-    if (std::exchange(scanned_, true)) return;
-    for (Rank peer = 0; contributing_ && !non_finite_ && peer < shape_.ranks; ++peer) {
-        if (peer == shape_.self) continue;  // the own shard's values show in its mean
-        const Rank shard = shape_.shard_of(peer, seq_);
-        const std::uint32_t at = layout_.coords(shard, 0, contributions_->first_unseen(shard, sent_[peer]));
-        non_finite_ =
-            codec::has_non_finite(bucket_.subspan(layout_.begin(shard) + at, layout_.length(shard) - at));
-    }
+void Op::search_bucket() {
+    non_finite_.search_once([&] {
+        for (Rank peer = 0; contributing_ && peer < shape_.ranks; ++peer) {
+            if (peer == shape_.self) continue;  // the own shard's values show in its mean
+            const Rank shard = shape_.shard_of(peer, seq_);
+            const std::uint32_t seen =
+                layout_.coords(shard, 0, contributions_->first_unseen(shard, sent_[peer]));
+            if (codec::has_non_finite(
+                    bucket_.subspan(layout_.begin(shard) + seen, layout_.length(shard) - seen)))
+                return true;
+        }
+        return false;
+    });
 }
 
 OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool record_fates) {
     owned_->give_up();
     owned_->hand_back(awaited);
-    scan_unsent();
+    search_bucket();
     means_->end();
     report_.energies = contributions_->energies();
     contributions_.reset();
-    // Rule 10: a caller that checks its gradients for Inf and NaN finds one, whichever packets were lost.
-    if (non_finite() && !bucket_.empty()) bucket_[0] = std::numeric_limits<float>::quiet_NaN();
+    if (non_finite()) NonFinite::put_into(bucket_);
     if (status == Status::kBehind) {  // a rank whose parameters are old applies no mean
         if (!context_.elided) std::fill(bucket_.begin(), bucket_.end(), 0.0f);
         means_->drop();

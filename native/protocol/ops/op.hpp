@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "protocol/ops/layout.hpp"
+#include "protocol/ops/non_finite.hpp"
 #include "protocol/ops/owned_shard.hpp"
 #include "protocol/ops/ownership.hpp"
 #include "protocol/ops/received_means.hpp"
@@ -83,7 +84,7 @@ public:
     Reduction& reduction() { return owned_->values(); }
     void reduce_more(bool non_finite);
     bool reduced() const { return !owned_ || owned_->reduced(); }
-    bool non_finite() const { return non_finite_ || (owned_ && owned_->non_finite()); }
+    bool non_finite() const { return non_finite_.met() || (owned_ && owned_->non_finite()); }
     // When the clock ends the op for the local rank, and by which rule.
     StageEnd end_at() const;
 
@@ -135,7 +136,7 @@ private:
     void fill_links();
     SinceEntry since_entry(Time at) const { return at < 0 ? SinceEntry() : at - entered_at_; }
     void record_fates(Status status);
-    void scan_unsent();
+    void search_bucket();
 
     const OpContext& context_;
     const Shape& shape_;
@@ -160,8 +161,7 @@ private:
 
     std::optional<ReceivedMeans> means_;
 
-    bool non_finite_ = false;
-    bool scanned_ = false;  // the whole bucket has been searched for Inf and NaN
+    NonFinite non_finite_;
     OpReport report_;
 };
 

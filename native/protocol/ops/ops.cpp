@@ -72,7 +72,7 @@ void Ops::abort(Time now) {
 // ---- which ops there are ----------------------------------------------------------------------------------
 
 Ops::Slot& Ops::slot_of(Seq seq) {
-    return slots_.try_emplace(seq, Slot{Ballot(roster_.ranks()), {}, {}}).first->second;
+    return slots_.try_emplace(seq, Slot{LengthBallot(roster_.ranks()), {}, {}}).first->second;
 }
 
 Op* Ops::find(Seq seq, std::uint32_t bucket_len) {
@@ -101,7 +101,7 @@ void Ops::vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_len) {
             news_ = true;
         }
         if (op->entered() && !op->ended() &&
-            slot.ballot.judge(op->layout().bucket_len, false) == Ballot::Verdict::kRefused)
+            slot.ballot.judge(op->layout().bucket_len, false) == LengthBallot::Verdict::kRefused)
             end(now, slot, *op, Status::kLengthMismatch, Ending::kDeadline);
         else
             end_if_complete(now, slot, *op);
@@ -282,7 +282,7 @@ void Ops::end(Time now, Slot& slot, Op& op, Status status, Ending ending) {
     accounts_.complete(report, op);
     report.lr_scale = roster_.lr_scale();
     if (status == Status::kLengthMismatch) {
-        const Ballot& ballot = slot.ballot;
+        const LengthBallot& ballot = slot.ballot;
         for (Rank rank = 0; rank < roster_.ranks(); ++rank)
             report.stated_lengths.push_back(ballot.voted()[rank] ? std::optional(ballot.lengths()[rank])
                                                                  : std::nullopt);
@@ -430,7 +430,7 @@ void Ops::advance(Time now) {
                 }
                 if (const auto ending = op->end_at(); ending.at <= now) {
                     const auto verdict = slot.ballot.judge(op->layout().bucket_len, true);
-                    const bool refused = verdict == Ballot::Verdict::kRefused;
+                    const bool refused = verdict == LengthBallot::Verdict::kRefused;
                     end(now, slot, *op, refused ? Status::kLengthMismatch : Status::kPartial, ending.by);
                 }
             }

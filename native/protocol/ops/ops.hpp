@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "protocol/ops/ballot.hpp"
+#include "protocol/ops/length_ballot.hpp"
 #include "protocol/ops/memory.hpp"
 #include "protocol/ops/op.hpp"
 #include "protocol/reports/accounts.hpp"
@@ -34,7 +34,7 @@ public:
 class Ops {
 public:
     struct Slot {
-        Ballot ballot;
+        LengthBallot ballot;
         std::vector<std::unique_ptr<Op>> variants;  // one for each length stated
         // Lengths whose mean was served and dropped: packets for them are late.
         std::vector<std::uint32_t> retired;

@@ -24,8 +24,7 @@ struct Link {
 
     Seq told_entered;  // our own progress, as last told to it
     Seq served_below;  // ops below this one have nothing left to send to it
-    bool feedback_due = false, probe_due = false, goodbye_due = false;
-    bool goodbye_heard = false;  // it has heard ours
+    bool feedback_due = false, probe_due = false;
 
     MulticastLink multicast;
 };

@@ -22,6 +22,8 @@ Outbox::Outbox(const Settings& settings, const Roster& roster, Ops& ops, Links& 
       letterhead_(settings, ops),
       ready_(settings.shape.self, settings.shape.ranks),
       broadcast_(settings, roster, ops, links, pools, accounts, letterhead_, ready_),
+      late_service_(roster, ops, links),
+      goodbye_(roster),
       shares_(settings.shape.ranks) {}
 
 // ---- whose turn it is -------------------------------------------------------------------------------------
@@ -48,8 +50,8 @@ bool Outbox::transmit(Time now, Outgoing& out) {
 bool Outbox::next_for(Time now, Rank rank, Outgoing& out) {
     Link& link = links_[rank];
     const bool leaving = roster_[rank].leaving;
-    if (link.goodbye_due) {
-        link.goodbye_due = false;
+    if (goodbye_.due(rank)) {
+        goodbye_.said(rank);
         say(now, rank, wire::Type::kGoodbye, !leaving, out);
         if (!leaving) ask_later(now, rank);
         return true;
@@ -141,41 +143,14 @@ bool Outbox::next_lost(Time now, Rank rank, Op& op, wire::Stage stage, Outgoing&
     return false;
 }
 
-// Rule 9: sends the rest of a mean to a peer that has ended the op. It must not delay an op that is alive,
-// neither here nor in the peer's port. So it goes only when there is nothing else to send to anybody, and
-// nobody queues on the way. If it is lost, it is not sent again.
 bool Outbox::next_late(Time now, Rank rank, Outgoing& out) {
-    const Path& path = links_[rank].path;
-    if (!ops_.takes_late(rank) || !path.idle()) return false;
-    for (const Seq seq : ops_.late()) {
-        const auto slot = ops_.slots().find(seq);
-        if (slot == ops_.slots().end()) continue;
-        for (auto& op : slot->second.variants) {
-            if (!op->late(rank)) continue;
-            if (!has_leisure() || !may_send(now, rank, *op)) return false;
-            op->next_late(now, rank, out);
-            // To learn whether a queue has built up.
-            if (!path.in_flight()) out.header.flags |= wire::kReplyWanted;
-            dispatch(now, rank, *op, out);
-            return true;
-        }
-    }
-    return false;
-}
-
-// Whether only late packets are left to be sent, except to ranks that do not answer.
-bool Outbox::has_leisure() {
-    auto& slots = ops_.slots();
-    const auto idle = [&](Destination to, Seq served_below) {
-        for (auto at = slots.lower_bound(served_below); at != slots.end(); ++at)
-            for (const auto& op : at->second.variants)
-                if (op->pending(to)) return false;
-        return true;
-    };
-    for (Rank rank = 0; rank < roster_.ranks(); ++rank)
-        if (rank != roster_.self() && ops_.takes_late(rank) && !idle(rank, links_[rank].served_below))
-            return false;
-    return idle(Destination::everybody(), links_.everybody.served_below);
+    Op* op = late_service_.op_for(rank);
+    if (!op || !may_send(now, rank, *op)) return false;
+    op->next_late(now, rank, out);
+    // To learn whether a queue has built up.
+    if (!links_[rank].path.in_flight()) out.header.flags |= wire::kReplyWanted;
+    dispatch(now, rank, *op, out);
+    return true;
 }
 
 // Whether the peer has room, the path has credit, and the pace allows a packet now.
@@ -223,7 +198,7 @@ void Outbox::retract(Time now, const Outgoing& out) {
         } else {
             link.feedback_due = true;
             link.probe_due |= reply_wanted;
-            link.goodbye_due |= out.header.type == wire::Type::kGoodbye;
+            if (out.header.type == wire::Type::kGoodbye) goodbye_.repeat(rank);
         }
     } else {
         link.path.unsent(now);
@@ -247,7 +222,7 @@ void Outbox::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoi
     out.header.type = type;
     out.header.flags = (reply_wanted ? wire::kReplyWanted : 0) |
                        (roster_[rank].leaving ? wire::kGoodbyeKnown : 0) | (multicast ? wire::kMulticast : 0);
-    out.header.seq = type == wire::Type::kGoodbye ? goodbye_seq_ : ops_.next_seq();
+    out.header.seq = type == wire::Type::kGoodbye ? goodbye_.unserved_from() : ops_.next_seq();
     const LrScale& own = ops_.terms().lr_scale;
     const LrScale& known = own.newer_than(roster_.lr_scale()) ? own : roster_.lr_scale();
     out.header.lr_scale = known.scale;
@@ -274,8 +249,7 @@ void Outbox::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoi
 }
 
 void Outbox::say_goodbye(Seq unserved_from) {
-    goodbye_seq_ = unserved_from;
-    for (Link& link : links_.peers) link.goodbye_due = true;
+    goodbye_.begin(unserved_from);
     note_news();
 }
 
@@ -320,9 +294,8 @@ void Outbox::settle(Time now, const wire::Header& header, std::span<const std::b
         ready_.push(rank);
     }
     take_lost(rank);
-    link.goodbye_heard |= (header.flags & wire::kGoodbyeKnown) != 0;
-    if (ops_.stopped() && !roster_[rank].leaving && !link.goodbye_heard)
-        ask_later(now, rank);  // settling has disarmed the probe
+    if (header.flags & wire::kGoodbyeKnown) goodbye_.note_heard(rank);
+    if (goodbye_.unheard(rank)) ask_later(now, rank);  // settling has disarmed the probe
 }
 
 // Of the lost packets, keeps those that can still be used.
@@ -368,7 +341,7 @@ void Outbox::advance(Time now) {
         if (link.path.probe.at() <= now) {
             link.path.probe.rang();
             link.probe_due = true;
-            link.goodbye_due = ops_.stopped() && !roster_[rank].leaving && !link.goodbye_heard;
+            if (goodbye_.unheard(rank)) goodbye_.repeat(rank);
             ready_.push(rank);
         }
         next_probe_ = std::min(next_probe_, link.path.probe.at());

@@ -8,6 +8,8 @@
 #include "protocol/ops/ops.hpp"
 #include "protocol/reports/accounts.hpp"
 #include "protocol/roster.hpp"
+#include "protocol/sending/goodbye.hpp"
+#include "protocol/sending/late_service.hpp"
 #include "protocol/sending/letterhead.hpp"
 #include "protocol/sending/links.hpp"
 #include "protocol/sending/peer_pools.hpp"
@@ -53,7 +55,6 @@ private:
     bool next_of(Time now, Rank rank, Op& op, Outgoing& out);
     bool next_lost(Time now, Rank rank, Op& op, wire::Stage stage, Outgoing& out);
     bool next_late(Time now, Rank rank, Outgoing& out);
-    bool has_leisure();
     void dispatch(Time now, Rank rank, Op& op, Outgoing& out);
     bool may_send(Time now, Rank rank, const Op& op);
     bool has_turn(Rank rank, const Op& op) const;
@@ -71,11 +72,12 @@ private:
     Letterhead letterhead_;
     ReadyQueue ready_;
     Broadcast broadcast_;
+    LateService late_service_;
+    Goodbye goodbye_;
     Shares shares_;
     std::size_t burst_bytes_ = 0;  // sent in a row to the destination at the front of ready_
     bool turn_awaited_ = false;    // some rank is not sent to because others come first
     Time next_probe_ = kNever;     // no probe is due before
-    Seq goodbye_seq_ = 0;          // the first op that we neither enter nor serve
 };
 
 }  // namespace tailcut

@@ -10,11 +10,11 @@
 
 namespace tailcut {
 
-class Ballot {
+class LengthBallot {
 public:
     enum class Verdict { kOpen, kServed, kRefused };
 
-    explicit Ballot(Rank ranks) : lengths_(ranks), voted_(ranks) {}
+    explicit LengthBallot(Rank ranks) : lengths_(ranks), voted_(ranks) {}
 
     // Returns whether this is the rank's first vote; a rank cannot change its mind.
     bool vote(Rank rank, std::uint32_t length) {
