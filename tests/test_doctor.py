@@ -121,10 +121,10 @@ def test_several_networks_suggest_naming_one_unless_one_is_named() -> None:
 
 def test_packets_follow_the_mtu_and_larger_ones_fail() -> None:
     assert "datagrams of at most 1472 bytes" in host.packets(FACTS, Config(), 2).found
-    assert host.packets(FACTS, Config(packet_bytes=1424), 2).status == "ok"
-    check = host.packets(FACTS, Config(packet_bytes=1425), 2)
+    assert host.packets(FACTS, Config(packet_bytes=1408), 2).status == "ok"
+    check = host.packets(FACTS, Config(packet_bytes=1409), 2)
     assert check.status == "fail"
-    assert "packet_bytes=1425 exceeds the 1424 bytes" in check.found
+    assert "packet_bytes=1409 exceeds the 1408 bytes" in check.found
     assert host.packets(facts(chosen=None), Config(), 2).status == "warn"
 
 
@@ -137,8 +137,8 @@ def test_the_buffer_that_is_suggested_is_just_enough(world_size: int) -> None:
     assert host.receive_buffer(less, Config(), world_size).status == "warn"
 
 
-@pytest.mark.parametrize(("granted", "status"), [(360_138, "ok"), (360_137, "warn")])
-def test_four_datagrams_of_61488_bytes_and_their_overhead_are_enough(granted: int, status: str) -> None:
+@pytest.mark.parametrize(("granted", "status"), [(360_229, "ok"), (360_228, "warn")])
+def test_four_datagrams_of_61504_bytes_and_their_overhead_are_enough(granted: int, status: str) -> None:
     check = host.receive_buffer(facts(buffer_granted_bytes=granted), Config(), 2)
     assert check.status == status
     assert "4.0 large datagrams from a peer" in check.found
@@ -382,7 +382,7 @@ def test_no_deadline_is_suggested_from_ops_that_were_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bytes_failed", "suggested"), [(8752, "1280"), (61488, "8704"), (1328, "1024"), (304, "256")]
+    ("bytes_failed", "suggested"), [(8768, "1280"), (61504, "8704"), (1344, "1024"), (320, "256")]
 )
 def test_swallowed_packets_suggest_a_smaller_size(bytes_failed: int, suggested: str) -> None:
     text = f"Rank 1 at 192.0.2.8 (UDP port 5) answers small packets but none of {bytes_failed} bytes: set"
@@ -515,7 +515,7 @@ def test_local_ranks_measure_each_other(capsys) -> None:
     assert [rank["address"] for rank in document["ranks"]] == ["127.0.0.1"] * 2
     assert document["sent"] == [[None, 200], [200, None]]
     assert document["rtt_min_s"][0][1] <= document["rtt_median_s"][0][1]
-    assert document["packet_bytes"][1][0] == 61_488
+    assert document["packet_bytes"][1][0] == 61_504
     assert document["allreduce"]["bucket_bytes"] == 65_536
     assert 1 <= len(document["allreduce"]["elapsed_s"]) <= 10
     assert {"name", "status", "where", "rank", "found", "remedy"} == set(document["checks"][0])
@@ -722,7 +722,7 @@ def test_a_path_that_swallows_full_packets_is_told_and_its_remedy_works(
 
     run = on_two_hosts(two_hosts, tmp_path, TAILCUT_PACKET_BYTES="1280")
     assert (run.statuses, run.complaints) == ([0, 0], ["", ""])
-    assert run.document["packet_bytes"] == [[None, 1328], [1328, None]]
+    assert run.document["packet_bytes"] == [[None, 1344], [1344, None]]
     assert [rank["address"] for rank in run.document["ranks"]] == list(ADDRESSES)
 
 
