@@ -137,6 +137,14 @@ void bind_network(nb::module_& m) {
             },
             "bytes"_a, "bytes_per_s"_a, "packet_bytes"_a, "gap_min_ns"_a, "gap_mean_ns"_a)
         .def(
+            "set_neighbours",
+            [](sim::NetworkSpec& spec, std::uint64_t flow_bytes, Duration gap_mean_ns,
+               std::uint32_t segment_bytes, std::uint32_t header_bytes) {
+                if (segment_bytes == 0 || gap_mean_ns <= 0) throw nb::value_error("neighbours");
+                spec.neighbours = {flow_bytes, gap_mean_ns, segment_bytes, header_bytes};
+            },
+            "flow_bytes"_a, "gap_mean_ns"_a, "segment_bytes"_a, "header_bytes"_a)
+        .def(
             "set_bursty_loss",
             [](sim::NetworkSpec& spec, double enter, double leave, double loss) {
                 spec.bursty_loss = {enter, leave, loss};
@@ -153,7 +161,9 @@ void bind_network(nb::module_& m) {
         .def_prop_ro("fates", &fates_of)
         .def_ro("trimmed_packets", &sim::NetworkCounters::trimmed_packets)
         .def_ro("burst_packets", &sim::NetworkCounters::burst_packets)
-        .def_ro("burst_drops", &sim::NetworkCounters::burst_drops);
+        .def_ro("burst_drops", &sim::NetworkCounters::burst_drops)
+        .def_ro("neighbour_packets", &sim::NetworkCounters::neighbour_packets)
+        .def_ro("neighbour_drops", &sim::NetworkCounters::neighbour_drops);
     // Sends packets of the given sizes at the given times and returns a table of their arrivals. For tests of
     // the network alone.
     m.def(
@@ -220,6 +230,12 @@ void bind_endpoints(nb::module_& m) {
                 spec.freezes.push_back({rank, from_ns, until_ns.value_or(kNever)});
             },
             "rank"_a, "from_ns"_a, "until_ns"_a.none())
+        .def(
+            "hang",
+            [](SimSpec& spec, Rank rank, Time from_ns, Time until_ns) {
+                spec.hangs.push_back({rank, from_ns, until_ns});
+            },
+            "rank"_a, "from_ns"_a, "until_ns"_a)
         .def(
             "inject",
             [](SimSpec& spec, Time at_ns, Rank destination, const nb::bytes& datagram) {
@@ -291,7 +307,13 @@ void bind_baselines(nb::module_& m) {
             [](BaselineSpec& spec, Rank rank, Time from_ns, std::optional<Time> until_ns) {
                 spec.freezes.push_back({rank, from_ns, until_ns.value_or(kNever)});
             },
-            "rank"_a, "from_ns"_a, "until_ns"_a.none());
+            "rank"_a, "from_ns"_a, "until_ns"_a.none())
+        .def(
+            "hang",
+            [](BaselineSpec& spec, Rank rank, Time from_ns, Time until_ns) {
+                spec.hangs.push_back({rank, from_ns, until_ns});
+            },
+            "rank"_a, "from_ns"_a, "until_ns"_a);
     nb::class_<sim::BaselineResult>(m, "BaselineResult")
         .def("ops", [](const sim::BaselineResult& result) { return table_of(result.ops); })
         .def_ro("network", &sim::BaselineResult::network)

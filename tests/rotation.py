@@ -21,8 +21,16 @@ def block_key(seed: int, seq: int, shard: int, block: int) -> int:
     return mix(mix(mix(seed) ^ (shard << 32 | seq)) ^ block)
 
 
+def mixes(x: np.ndarray) -> np.ndarray:
+    """``mix`` of every one; unsigned integers wrap around."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
 def signs_of(key: int, length: int) -> np.ndarray:
-    words = np.array([mix(key + k & MASK) for k in range(length // 64)], np.uint64)
+    words = mixes(np.uint64(key) + np.arange(length // 64, dtype=np.uint64))
     bits = words[:, None] >> np.arange(64, dtype=np.uint64) & np.uint64(1)
     return 1.0 - 2.0 * bits.reshape(-1).astype(np.float64)
 

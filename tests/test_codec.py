@@ -6,7 +6,6 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Iterator
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 import tailcut
 from tailcut import ConfigError, _native, codec
 from tests.measures import gain, nmse
+from tests.quantizer import centroids_of
 from tests.rotation import hadamard, signs_of
 
 D = _native.codec_distortion()
@@ -80,16 +80,6 @@ def eden(x: np.ndarray, bits: int, rng: np.random.Generator) -> np.ndarray:
         centroids = np.bincount(cells, sample, 2**bits) / np.bincount(cells, minlength=2**bits)
     quantized = centroids[np.searchsorted((centroids[1:] + centroids[:-1]) / 2, y)]
     return signs * hadamard(quantized * (z @ z) / (z @ quantized))
-
-
-def centroids_of(bits: int) -> tuple[np.ndarray, float]:
-    """The means of the positive cells, and D_b, from the standard library's normal distribution."""
-    normal, half = NormalDist(), 2 ** (bits - 1)
-    edges = [1.6 * normal.inv_cdf(0.5 + k / (2 * half)) for k in range(half)] + [math.inf]
-    above = np.array([0.5 * math.erfc(e / math.sqrt(2)) for e in edges])
-    height = np.array([math.exp(-e * e / 2) / math.sqrt(2 * math.pi) for e in edges])
-    share, moment = above[:-1] - above[1:], height[:-1] - height[1:]
-    return moment / share, 1 - 2 * float((moment**2 / share).sum())
 
 
 # ---- constants -------------------------------------------------------------------------------------------

@@ -191,6 +191,37 @@ def test_granules_with_few_contributions_are_not_clipped() -> None:
     oracle.check(simulation)
 
 
+# ---- values ----------------------------------------------------------------------------------------------
+def cut_and_lost(seed: int) -> tuple[Scenario, list[list[np.ndarray]]]:
+    """Ranks, widths and what becomes of packets are drawn; half of the vectors are far from Gaussian."""
+    random = np.random.default_rng(seed)
+    ranks, length = int(random.integers(2, 6)), int(random.integers(1, 60_000))
+    granule_bytes = int(random.integers(0, 40))
+    fates = {
+        "trim": float(random.choice([0.1, 0.5, 0.9])),
+        "trim_to_bytes": HEADER + 8 * granule_bytes + 4 if seed % 3 else 0,
+        "trim_bytes": int(random.choice([0, 256])),
+        "loss": float(random.choice([0.0, 0.02])),
+        "resend": bool(random.random() < 0.5),
+        "jitter_s": float(random.choice([0.0, 1e-3])),
+        "deadline_s": 0.02,
+    }
+    planes = [int(random.integers(1, 17)) for _ in range(ranks)]
+    widths = {"planes_by_rank": dict(enumerate(planes))} if seed % 4 == 0 else {"planes": planes[0]}
+    inputs = [random.standard_normal(length).astype(np.float32) for _ in range(ranks)]
+    if seed % 2:
+        inputs = [x * random.lognormal(0, 1.5, length).astype(np.float32) for x in inputs]
+    packet_bytes = int(random.choice([256, 1424, 8900]))
+    run = scenario(ranks=ranks, length=length, seed=seed, packet_bytes=packet_bytes, **fates, **widths)
+    return run, [inputs]
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_every_rank_holds_what_the_bits_that_came_tell(seed: int) -> None:
+    """Σ c_b(q)·σ / Σ w_b at the owner, coded once more, and n / Σ w_b of what came of that: computed anew."""
+    oracle.check(simulate(*cut_and_lost(seed)))
+
+
 # ---- fates -----------------------------------------------------------------------------------------------
 def test_a_trimmed_packet_is_not_waited_for() -> None:
     """Every packet keeps its first plane only: coarser, and on time."""

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ def only(name: str = "clean", **options: object) -> Row:
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_every_scenario_runs_in_virtual_time(name: str) -> None:
-    row = only(name, against=("ring",))
+    row = only(name, against=("ring",), compute_s=0.6)  # longer than until the last fault
     own = row.sides["tailcut"]
     assert own.unfinished == 0
     assert own.percentile_s(100) <= row.deadline_s + 1e-9 or name == "straggler"
@@ -52,59 +53,40 @@ def test_loss_is_told_by_source() -> None:
     assert lossy.losses.trimmed == lossy.losses.queue == 0
     trimmed = only("trim-50", codec="planes").sides["tailcut"]
     assert trimmed.losses.trimmed > 0.4
-    dark = only("link-down", ops=40).sides["tailcut"]
+    dark = only("link-down", ops=40, compute_s=0.3).sides["tailcut"]
     assert dark.losses.dropped_rank > 0
 
 
 def test_a_dead_rank_stops_a_ring_and_not_tailcut() -> None:
-    row = only("dead-rank", against=("ring",))
+    row = only("dead-rank", against=("ring",), compute_s=0.6)
     assert row.sides["tailcut"].unfinished == 0
     assert row.sides["ring"].unfinished > 0
     assert row.sides["ring"].percentile_s(100) == float("inf")
     assert row.sides["ring"].delivered < 1
 
 
-def test_bursts_are_sized_for_the_op_whatever_the_rate() -> None:
-    for rate_bytes_per_s in (None, 12.5e9):
-        conditions = conditions_of(
-            load_scenario("tail-3"), ranks=8, size_bytes=8_000_000, ops=10, rate_bytes_per_s=rate_bytes_per_s
-        )
-        bursts = conditions.network.bursts
-        assert bursts is not None
-        assert bursts.volume_bytes == 2 * 14_000_000
-        op_s = 14_000_000 / conditions.bytes_per_s
-        # One op in a hundred meets a burst at one of the 8 ports.
-        assert (bursts.gap_min_s + bursts.gap_mean_s) / op_s == pytest.approx(8 * 100)
-        assert conditions.network.queue_bytes > 2 * bursts.volume_bytes
+@pytest.mark.parametrize("name", shipped_names())
+def test_another_rate_is_that_of_the_ports_and_changes_nothing_else(name: str) -> None:
+    options = Options(scenario=load_scenario(name), ranks=(8,), rate_bytes_per_s=1.25e9, seed=3)
+    slow = conditions_of(replace(options.scenario, seed=3), ranks=8, until_s=100)
+    fast = conditions_of(options.simulated, ranks=8, until_s=100)
+    rates = {"bytes_per_s": 1.25e9, "uplink_bytes_per_s": 1.25e9}
+    assert fast == replace(slow, network=replace(slow.network, **rates))
 
 
-def test_bursts_given_in_bytes_are_those_of_the_testbed() -> None:
-    scenario = load_scenario("bursts")
-    for faster in (1, 10):
-        network = conditions_of(
-            scenario, ranks=8, size_bytes=8_000_000, ops=10, rate_bytes_per_s=faster * 25e6
-        ).network
-        bursts = network.bursts
-        assert bursts is not None
-        assert bursts.volume_bytes == 13_587 * 1514
-        assert (bursts.gap_min_s, bursts.gap_mean_s) == (4.0 / faster, 10.0 / faster)
-        assert network.queue_bytes == 24_000_000
-
-
-def test_with_a_faster_network_faults_come_sooner_and_last_less() -> None:
-    slow, fast = (
-        conditions_of(load_scenario("straggler"), ranks=4, size_bytes=1 << 20, ops=20, rate_bytes_per_s=rate)
-        for rate in (25e6, 250e6)
-    )
-    for few, many in zip(slow.freezes, fast.freezes, strict=True):
-        assert few.until_s is not None
-        assert many.until_s is not None
-        assert many.from_s == pytest.approx(few.from_s / 10)
-        assert many.until_s - many.from_s == pytest.approx(0.008)
+def test_a_run_that_ends_before_the_fault_of_its_scenario_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["sim", "dead-rank", "--size", "64K", "--ops"]
+    assert main([*words, "10"]) == 2
+    said = capsys.readouterr().err
+    assert "dead-rank has a fault at 10 s, and the run ended after 0.0" in said
+    enough = said.split("give --ops ")[1].split()[0]
+    assert main([*words, enough]) == 0
 
 
 def test_the_wan_lies_between_the_halves_of_the_ranks() -> None:
-    wan = conditions_of(load_scenario("cross-dc"), ranks=6, size_bytes=1 << 20, ops=1).network.wan
+    wan = conditions_of(load_scenario("cross-dc"), ranks=6, until_s=0).network.wan
     assert wan is not None
     assert wan.second_site == 3
     assert wan.bytes_per_s == 50e6 / 8
@@ -193,7 +175,7 @@ def test_without_matplotlib_a_plot_is_refused_before_the_simulation(
         (["clean", "--size", "1023"], "multiple of 4"),
         (["clean", "--ops", "5", "--warmup", "5"], "more than warmup=5"),
         (["clean", "--against", "star"], "there are ring, tree"),
-        (["clean", "--mtu", "100"], "mtu=100"),
+        (["clean", "--mtu", "100"], "mtu_bytes = 100 must be between 576 and 9000"),
         (["clean", "--values", "--ranks", "1024"], "more than 4 GB"),
         (["dead-rank", "--ranks", "2"], "rank 2"),
         (["clean", "--json", "/nowhere/run.json"], "cannot write /nowhere/run.json"),

@@ -28,8 +28,10 @@ from tailcut.tools.testbed.scenario import (
     Bursts,
     BurstyLoss,
     HostFreeze,
+    HostHang,
     Kill,
     LinkDown,
+    Neighbours,
     Port,
     Switch,
     Tail,
@@ -385,6 +387,85 @@ def test_faults_stop_and_kill_processes_and_darken_links():
         send(testbed, sender, [b"back"])
         assert received(receiver, 1)[0].payload == b"back"
     assert frozen.wait(LIMIT_S) == -signal.SIGKILL
+
+
+TWO_THREADS = """
+import json, sys, threading, time
+beats, told = [0], []
+def beat():
+    while True:
+        beats[0] += 1
+        time.sleep(0.005)
+threading.Thread(target=beat, daemon=True).start()
+print("on", flush=True)
+for line in sys.stdin:  # the main thread answers with what the other has done since
+    print(beats[0], flush=True)
+"""
+
+
+def beats(process: subprocess.Popen[bytes]) -> int:
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    return int(process.stdout.readline())
+
+
+def test_a_program_that_hangs_has_its_other_threads_going():
+    description = replace(scenario(), hangs=(HostHang(host=1, at_s=0, for_s=0.5),))
+    told: queue.SimpleQueue[faults.Event] = queue.SimpleQueue()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with Bed.up(description) as testbed:
+        programs = [testbed.spawn(host, [sys.executable, "-c", TWO_THREADS], **pipes) for host in (0, 1)]
+        for program in programs:
+            assert program.stdout.readline() == b"on\n"
+        before = [beats(program) for program in programs]
+        testbed.begin_faults(told.put)
+        assert told.get(timeout=LIMIT_S).action == "hang"
+        assert traced(programs[1].pid) == [programs[1].pid]
+        assert traced(programs[0].pid) == []
+        after = [beats(program) for program in programs]  # that of host 1 answers when it has resumed
+        assert told.get(timeout=LIMIT_S).action == "resume"
+        assert traced(programs[1].pid) == []
+        assert after[1] - before[1] > 20  # of 100 beats in half a second, on a busy machine
+        assert after[1] - before[1] > after[0] - before[0]
+        for program in programs:
+            program.communicate(timeout=LIMIT_S)
+            assert program.returncode == 0
+
+
+def traced(pid: int) -> list[int]:
+    """Threads of a process that are traced."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(path.name) for path in threads if "TracerPid:\t0\n" not in (path / "status").read_text()]
+
+
+def test_a_program_that_hangs_can_be_killed_and_goes_on_when_the_faults_end():
+    description = replace(scenario(), hangs=tuple(HostHang(host=host, at_s=0, for_s=3600) for host in (0, 1)))
+    told: queue.SimpleQueue[faults.Event] = queue.SimpleQueue()
+    with Bed.up(description) as testbed:
+        killed, released = (testbed.spawn(host, ["sh", "-c", "sleep 3600; true"]) for host in (0, 1))
+        testbed.begin_faults(told.put)
+        assert {told.get(timeout=LIMIT_S).host for _ in range(2)} == {0, 1}
+        assert traced(killed.pid) == [killed.pid]
+        os.killpg(killed.pid, signal.SIGKILL)
+        assert killed.wait(LIMIT_S) == -signal.SIGKILL
+        testbed.end_faults()
+        assert traced(released.pid) == []
+        os.killpg(released.pid, signal.SIGTERM)
+        assert released.wait(LIMIT_S) == -signal.SIGTERM
+
+
+def test_neighbours_send_over_every_port_and_stop():
+    neighbours = Neighbours(flow_bytes=200_000, gap_mean_s=0.02)
+    with Bed.up(replace(scenario(), neighbours=neighbours)) as testbed:
+        assert all(c.bytes < 10_000 for c in testbed.counters())
+        testbed.begin_background()
+        while not all(c.bytes > 5 * neighbours.flow_bytes for c in testbed.counters()):
+            pass
+        assert all(ip_packets_received(testbed, host) < 50 for host in (0, 1))  # not the host's
+        testbed.end_background()
+        for host in (0, 1):
+            words = ["ip", "netns", "pids", testbed.record.neighbour(host)]
+            assert subprocess.run(words, check=True, capture_output=True).stdout == b""
 
 
 def carrier_changes(testbed: Bed, host: int) -> int:

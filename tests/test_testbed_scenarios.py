@@ -25,7 +25,7 @@ from tailcut.tools.testbed import (
 )
 from tailcut.tools.testbed.counters import PortCounters
 from tailcut.tools.testbed.display import Screen
-from tailcut.tools.testbed.scenario import Bursts, BurstyLoss, HostFreeze, Kill, LinkDown, Switch
+from tailcut.tools.testbed.scenario import Bursts, BurstyLoss, HostFreeze, HostHang, Kill, LinkDown, Switch
 from tailcut.tools.testbed.topology import SwitchPort, site, switch_ports
 from tailcut.tools.testbed.virtual_queue import VirtualQueue, cut, is_traffic, is_trimmable
 
@@ -41,7 +41,9 @@ def test_the_scenarios_of_the_design_are_shipped_and_valid():
         "incast",
         "link-down",
         "lossy-1",
+        "neighbours",
         "straggler",
+        "stuck-rank",
         "tail-1.5",
         "tail-3",
     ]
@@ -99,6 +101,9 @@ def test_a_file_and_overrides(tmp_path):
         (f"{SOME_BURSTS}burst_bytes = 8_000_000", "a burst is 8228590 bytes .* raise that"),
         (f"{SOME_BURSTS}burst_bytes = 1000\n[wan]", "bursts and wan exclude each other"),
         (f"{SOME_BURSTS}burst_bytes = 1000\n[tail]\nratio = 2", "bursts and tail exclude each other"),
+        ("[tail]\nratio = 12", "a burst is [0-9]+ bytes .* raise that"),
+        ("[neighbours]\nflow_bytes = 0\ngap_mean_s = 1", "flow_bytes = 0 must be above 0"),
+        ("[[hangs]]\nhost = 0\nat_s = 1\nfor_s = 0", "for_s = 0 must be above 0"),
         ("[[kills]]\nhost = 4\nat_s = 1", "names host 4; the hosts are 0 to 3"),
         ("[[freezes]]\nhost = 0\nat_s = -1\nfor_s = 1", "must not be negative"),
     ],
@@ -138,6 +143,7 @@ def test_events_come_in_order_and_follow_the_seed():
         freezes=(HostFreeze(host=0, at_s=1, for_s=0.1, every_s=0.5),),
         kills=(Kill(host=1, at_s=2),),
         link_downs=(LinkDown(host=0, at_s=0.5, for_s=1),),
+        hangs=(HostHang(host=1, at_s=0.75, for_s=2),),
     )
     events = list(islice(faults.schedule(description), 50))
     assert events == sorted(events) == list(islice(faults.schedule(description), 50))
@@ -145,6 +151,7 @@ def test_events_come_in_order_and_follow_the_seed():
     assert events[0] == faults.Event(0.5, 0, "link down")
     assert faults.Event(1.5, 0, "link up") in events
     assert faults.Event(2, 1, "kill") in events
+    assert {faults.Event(0.75, 1, "hang"), faults.Event(2.75, 1, "resume")} <= set(events)
     freezes = [event for event in events if event.action == "freeze"]
     releases = [event for event in events if event.action == "release"]
     assert all(

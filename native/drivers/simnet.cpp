@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "sim/neighbours.hpp"
+
 namespace tailcut {
 namespace {
 
@@ -33,6 +35,7 @@ public:
 
 private:
     Time now() const { return network_.now(); }
+    void take(const sim::Happening& happening);
     void on_alarm(const sim::Happening& alarm);
     void deliver(const sim::Packet& packet);
     void hand_over(const sim::Packet& packet);
@@ -55,7 +58,9 @@ private:
     const SimSpec& spec_;
     const std::vector<std::vector<std::span<float>>>& buckets_;
     sim::Network network_;
+    sim::Neighbours neighbours_;
     sim::HostFreezes freezes_;
+    const sim::HostHangs hangs_;
     std::vector<Host> hosts_;
     std::vector<Datagram> datagrams_;
     std::vector<std::uint32_t> free_datagrams_;
@@ -69,7 +74,9 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
     : spec_(spec),
       buckets_(buckets),
       network_(spec, spec.ranks, wire::kHeaderBytes),
+      neighbours_(spec, network_),
       freezes_(spec.freezes, spec.ranks),
+      hangs_(spec.hangs, spec.ranks),
       hosts_(spec.ranks) {
     Settings settings;
     settings.shape = {0, spec.ranks, spec.seed};
@@ -107,12 +114,7 @@ SimResult Sim::run() {
     sim::Happening happening;
     std::uint64_t glance_at = kEventsPerGlance;
     while (open_hosts_ > 0 && network_.next(happening)) {
-        if (happening.kind == sim::Happening::Kind::kAlarm)
-            on_alarm(happening);
-        else if (happening.kind == sim::Happening::Kind::kArrived)
-            deliver(happening.packet);
-        else
-            end(happening.packet, happening.fate);
+        take(happening);
         if (spec_.glance && network_.events() >= glance_at) {
             spec_.glance(ended_ops_);
             glance_at = network_.events() + kEventsPerGlance;
@@ -123,6 +125,16 @@ SimResult Sim::run() {
     result_.network = network_.counters();
     for (const Host& host : hosts_) result_.counters.push_back(host.core->counters());
     return std::move(result_);
+}
+
+void Sim::take(const sim::Happening& happening) {
+    if (neighbours_.take(happening)) return;
+    if (happening.kind == sim::Happening::Kind::kAlarm)
+        on_alarm(happening);
+    else if (happening.kind == sim::Happening::Kind::kArrived)
+        deliver(happening.packet);
+    else
+        end(happening.packet, happening.fate);
 }
 
 void Sim::on_alarm(const sim::Happening& alarm) {
@@ -195,7 +207,7 @@ void Sim::plan_entry(Rank rank) {
         from = std::max(from, host.finished_at[op - spec_.depth]);
     }
     host.entering = true;
-    host.enter_at = std::max(now(), from + spec_.compute[op][rank]);
+    host.enter_at = std::max(now(), hangs_.done(rank, from, spec_.compute[op][rank]));
     network_.alarm(host.enter_at, rank, kEnter);
 }
 

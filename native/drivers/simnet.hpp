@@ -3,7 +3,8 @@
 //
 //   endpoint -> the network (sim/network.hpp) -> receiver's socket buffer -> endpoint
 //
-// A rank that is frozen neither reads its socket nor fires timers; a dead one never does again.
+// A rank that is frozen neither reads its socket nor fires timers; a dead one never does again. The program of a rank that
+// hangs stands still, and its endpoint goes on.
 #pragma once
 
 #include <array>
@@ -17,6 +18,7 @@
 #include "protocol/core.hpp"
 #include "protocol/sending/path.hpp"
 #include "sim/host_freezes.hpp"
+#include "sim/host_hangs.hpp"
 #include "sim/network.hpp"
 
 namespace tailcut {
@@ -36,6 +38,7 @@ struct SimSpec : sim::NetworkSpec {
     Rank rows = 1;  // rows of a grid
     // the hosts
     std::vector<Freeze> freezes;
+    std::vector<sim::Hang> hangs;
     std::vector<Injection> injections;
     std::uint32_t socket_buffer_bytes = 1 << 20;
     codec::PacketLimits limits{1280, 0};

@@ -3,6 +3,8 @@
 #include <map>
 #include <utility>
 
+#include "sim/neighbours.hpp"
+
 namespace tailcut::sim {
 namespace {
 
@@ -23,7 +25,9 @@ public:
     explicit Baseline(const BaselineSpec& spec)
         : spec_(spec),
           network_(spec, spec.ranks, 0),
+          neighbours_(spec, network_),
           freezes_(spec.freezes, spec.ranks),
+          hangs_(spec.hangs, spec.ranks),
           transport_(spec.transport, network_, freezes_,
                      [this](Transport::FlowId flow, std::uint64_t label) { read(flow, label); }),
           collective_(make_collective(spec.algorithm, spec.ranks, spec.bucket_bytes, spec.part_bytes)),
@@ -39,12 +43,7 @@ public:
         std::uint64_t glance_at = kEventsPerGlance;
         while (result_.ops.size() < all && network_.next(happening)) {
             if (network_.now() > last_end_ + spec_.give_up) break;
-            if (happening.kind == Happening::Kind::kAlarm)
-                on_alarm(happening);
-            else if (happening.kind == Happening::Kind::kDropped)
-                transport_.dropped(happening.packet);
-            else
-                deliver(happening.packet);
+            take(happening);
             if (spec_.glance && network_.events() >= glance_at) {
                 spec_.glance(result_.ops.size());
                 glance_at = network_.events() + kEventsPerGlance;
@@ -65,6 +64,16 @@ private:
         std::vector<Message> early;  // messages of the op that it has not entered yet
     };
 
+    void take(const Happening& happening) {
+        if (neighbours_.take(happening)) return;
+        if (happening.kind == Happening::Kind::kAlarm)
+            on_alarm(happening);
+        else if (happening.kind == Happening::Kind::kDropped)
+            transport_.dropped(happening.packet);
+        else
+            deliver(happening.packet);
+    }
+
     void deliver(const Packet& packet) {
         const bool dead = freezes_.dead(packet.destination, network_.now());
         network_.count(dead ? Fate::kDeadHost : Fate::kDelivered);
@@ -84,7 +93,8 @@ private:
 
     void plan_entry(Rank rank) {
         const std::uint32_t op = hosts_[rank].entered;
-        if (op < spec_.compute.size()) network_.alarm(network_.now() + spec_.compute[op][rank], rank, kEnter);
+        if (op < spec_.compute.size())
+            network_.alarm(hangs_.done(rank, network_.now(), spec_.compute[op][rank]), rank, kEnter);
     }
 
     void enter(Rank rank) {
@@ -135,7 +145,9 @@ private:
 
     const BaselineSpec& spec_;
     Network network_;
+    Neighbours neighbours_;
     HostFreezes freezes_;
+    const HostHangs hangs_;
     Transport transport_;
     std::unique_ptr<Collective> collective_;
     std::vector<Host> hosts_;

@@ -6,6 +6,7 @@
 
 #include "sim/collective.hpp"
 #include "sim/host_freezes.hpp"
+#include "sim/host_hangs.hpp"
 #include "sim/network.hpp"
 #include "sim/transport.hpp"
 
@@ -18,6 +19,7 @@ struct BaselineSpec : NetworkSpec {
     std::uint64_t part_bytes = 256 << 10;
     TransportSpec transport;
     std::vector<Freeze> freezes;
+    std::vector<Hang> hangs;
     // The program: rank r enters op k compute[k][r] after it has ended op k - 1.
     std::vector<std::vector<Duration>> compute;
     // Stop after this time without an op that ends anywhere: a rank waits for a dead one.

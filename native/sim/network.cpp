@@ -28,7 +28,8 @@ Network::Network(const NetworkSpec& spec, Rank hosts, std::uint32_t header_bytes
 std::uint32_t Network::send(Rank source, std::span<const Rank> destinations, std::uint32_t bytes,
                             std::uint32_t tag, bool trimmable) {
     const std::uint32_t copies = spec_.duplicate > 0 && chance() < spec_.duplicate ? 2 : 1;
-    Host& host = hosts_[source];
+    const Rank port = port_of(source);
+    Host& host = hosts_[port];
     for (std::uint32_t copy = 0; copy < copies; ++copy) {
         const Time leaves = host.nic.carry(now_, std::uint64_t{bytes} + spec_.frame_bytes);
         for (const Rank destination : destinations) {
@@ -39,26 +40,27 @@ std::uint32_t Network::send(Rank source, std::span<const Rank> destinations, std
             const std::uint32_t id = free_.back();
             free_.pop_back();
             carried_[id] = {{source, destination, bytes, tag, {}}, trimmable, 0, 0, Line::kEmpty};
-            append(host.leaving, id, leaves + spec_.delay, Kind::kSwitch, source);
+            append(host.leaving, id, leaves + spec_.delay, Kind::kSwitch, port);
+            foreground_ += !is_neighbour(source);
         }
     }
     return copies * static_cast<std::uint32_t>(destinations.size());
 }
 
 Duration Network::idle_round_trip(Rank a, Rank b) const {
-    const bool crosses = (a < spec_.wan.second_site) != (b < spec_.wan.second_site);
+    const bool crosses = in_second_site(a) != in_second_site(b);
     return 2 * (spec_.delay + (crosses ? spec_.wan.delay : 0)) + spec_.jitter;
 }
 
 void Network::alarm(Time at, Rank host, std::uint8_t alarm, std::uint32_t number) {
     schedule(std::max(at, now_), Kind::kAlarm, host, number, alarm);
+    foreground_ += !is_neighbour(host);
 }
 
 bool Network::next(Happening& happening) {
     while (foreground_ > 0) {
         const Event event = events_.top();
         events_.pop();
-        foreground_ -= event.kind != Kind::kBurst;
         now_ = event.at;
         ++events_count_;
         if (handle(event, happening)) return true;
@@ -83,6 +85,7 @@ bool Network::handle(const Event& event, Happening& happening) {
             burst(event.host);
             return false;
         case Kind::kAlarm:
+            foreground_ -= !is_neighbour(event.host);
             happening.kind = Happening::Kind::kAlarm;
             happening.host = event.host;
             happening.alarm = event.alarm;
@@ -98,7 +101,7 @@ void Network::append(Line& line, std::uint32_t id, Time at, Kind kind, Rank host
     carried_[id].next = Line::kEmpty;
     if (line.first == Line::kEmpty) {
         line.first = id;
-        push({at, carried_[id].order, kind, 0, host, 0});
+        events_.push({at, carried_[id].order, kind, 0, host, 0});
     } else {
         carried_[line.last].next = id;
     }
@@ -110,7 +113,7 @@ std::uint32_t Network::take(Line& line, Kind kind, Rank host) {
     line.first = carried_[id].next;
     if (line.first != Line::kEmpty) {
         const Carried& first = carried_[line.first];
-        push({first.at, first.order, kind, 0, host, 0});
+        events_.push({first.at, first.order, kind, 0, host, 0});
     }
     return id;
 }
@@ -124,9 +127,8 @@ bool Network::reach_switch(std::uint32_t id, Happening& happening) {
 
 bool Network::route(std::uint32_t id, Happening& happening) {
     const Packet& packet = carried_[id].packet;
-    const Rank second = spec_.wan.second_site;
-    const bool crosses = (packet.source < second) != (packet.destination < second);
-    return second > 0 && crosses ? enter_wan(id, happening) : arrive(id, happening);
+    const bool crosses = in_second_site(packet.source) != in_second_site(packet.destination);
+    return crosses ? enter_wan(id, happening) : arrive(id, happening);
 }
 
 // A packet reaches the switch of its destination.
@@ -135,7 +137,8 @@ bool Network::arrive(std::uint32_t id, Happening& happening) {
     const Packet& packet = carried.packet;
     if (!spec_.partitions.empty() && cut(packet.source, packet.destination))
         return over(id, Fate::kPartitioned, happening);
-    Host& host = hosts_[packet.destination];
+    const Rank port = port_of(packet.destination);
+    Host& host = hosts_[port];
     if (lost(host)) return over(id, Fate::kLost, happening);
     bool slips = false;
     trim(carried, host, slips);
@@ -150,9 +153,9 @@ bool Network::arrive(std::uint32_t id, Happening& happening) {
     if (leaves == now_) return over(id, Fate::kDelivered, happening);
     if (slips) {  // it passes the queue; packets behind it are delayed by its bytes
         host.slip = std::max(now_, host.slip) + leaves - starts;
-        schedule(host.slip, Kind::kSlip, packet.destination, id);
+        schedule(host.slip, Kind::kSlip, port, id);
     } else {
-        append(host.queued, id, leaves, Kind::kPort, packet.destination);
+        append(host.queued, id, leaves, Kind::kPort, port);
     }
     return false;
 }
@@ -185,7 +188,7 @@ void Network::trim(Carried& carried, Host& host, bool& slips) {
 
 bool Network::enter_wan(std::uint32_t id, Happening& happening) {
     const Packet& packet = carried_[id].packet;
-    const Rank to = packet.destination < spec_.wan.second_site ? 0 : 1;
+    const Rank to = in_second_site(packet.destination) ? 1 : 0;
     if (spec_.wan.loss > 0 && chance() < spec_.wan.loss) return over(id, Fate::kLost, happening);
     if (full(wan_[to].link, spec_.wan.queue_bytes, framed(packet)))
         return over(id, Fate::kQueueDrop, happening);
@@ -204,20 +207,23 @@ bool Network::over(std::uint32_t id, Fate fate, Happening& happening) {
     happening.fate = fate;
     happening.packet = carried_[id].packet;
     free_.push_back(id);
-    if (fate != Fate::kDelivered) count(fate);
+    if (is_neighbour(happening.packet.source)) {
+        ++counters_.neighbour_packets;
+        counters_.neighbour_drops += fate != Fate::kDelivered;
+    } else {
+        --foreground_;
+        if (fate != Fate::kDelivered) count(fate);
+    }
     return true;
 }
 
 void Network::plan_burst(Rank host) {
     // The random draws are addressed by port and burst, so that bursts do not depend on what else is sent.
-    const bool first = hosts_[host].bursts == 0;
     const std::uint64_t place = std::uint64_t{host} << 40 | hosts_[host].bursts++;
     const double drawn = -std::log1p(-unit(mix(~spec_.seed ^ mix(place))));
     const Bursts& bursts = spec_.bursts;
     hosts_[host].burst_left = bursts.bytes;
-    auto gap = static_cast<double>(bursts.gap_min) + drawn * static_cast<double>(bursts.gap_mean);
-    if (first && bursts.gap_mean > 0)
-        gap *= unit(mix(place ^ mix(~spec_.seed)));  // as if bursts had always been there
+    const double gap = static_cast<double>(bursts.gap_min) + drawn * static_cast<double>(bursts.gap_mean);
     schedule(now_ + static_cast<Duration>(gap), Kind::kBurst, host);
 }
 
@@ -241,8 +247,9 @@ void Network::burst(Rank rank) {
 
 bool Network::cut(Rank a, Rank b) const {
     return std::any_of(spec_.partitions.begin(), spec_.partitions.end(), [&](const Partition& partition) {
-        const auto has = [&](Rank rank) {
-            return std::find(partition.side.begin(), partition.side.end(), rank) != partition.side.end();
+        const auto has = [&](Rank host) {
+            return std::find(partition.side.begin(), partition.side.end(), port_of(host)) !=
+                   partition.side.end();
         };
         return partition.from <= now_ && now_ < partition.until && has(a) != has(b);
     });

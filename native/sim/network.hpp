@@ -5,6 +5,9 @@
 //   -> the switch: partitions, loss, trimming
 //   -> the destination's port (queue, rate), which background bursts use too -> the destination
 //
+// Host h is behind port h, and so is its neighbour, host h + hosts(): somebody else on the same links. Packets
+// of neighbours have no fate in the record, and do not keep a simulation going.
+//
 // It owns the clock: its user sends packets and sets alarms, and is told what happens, one event after
 // another. Everything random is a function of the seed: one seed, one history.
 #pragma once
@@ -42,6 +45,13 @@ struct Bursts {
     Duration gap_min = 0, gap_mean = 0;
 };
 
+// TCP flows of other people, between neighbours (neighbours.hpp).
+struct NeighbourFlows {
+    std::uint64_t flow_bytes = 0;  // 0: there are none
+    Duration gap_mean = 0;         // from the end of a flow to the next one into the same port
+    std::uint32_t segment_bytes = 1448, header_bytes = 32;
+};
+
 // Gilbert-Elliott: a port is in a good or a bad state, and may change its state with every packet.
 struct BurstyLoss {
     // Probabilities: from good to bad, from bad to good, and of losing a packet in the bad state.
@@ -73,6 +83,7 @@ struct NetworkSpec {
     std::vector<Partition> partitions;
     std::vector<RateChange> rate_changes;
     Bursts bursts;
+    NeighbourFlows neighbours;
     Wan wan;
 };
 
@@ -89,7 +100,9 @@ enum class Fate : std::uint8_t {
 struct NetworkCounters {
     std::array<std::uint64_t, static_cast<std::size_t>(Fate::kCount)> fates{};
     std::uint64_t trimmed_packets = 0;
-    std::uint64_t burst_packets = 0, burst_drops = 0;  // of the background; not counted among the fates
+    // Of other people's traffic, which is not counted among the fates.
+    std::uint64_t burst_packets = 0, burst_drops = 0;
+    std::uint64_t neighbour_packets = 0, neighbour_drops = 0;
 };
 
 // Damage that passed the UDP checksum and that the checks of a header must catch. Payload bits are not
@@ -126,6 +139,9 @@ public:
 
     Time now() const { return now_; }
     std::uint64_t events() const { return events_count_; }
+    Rank hosts() const { return static_cast<Rank>(hosts_.size()); }
+    Rank neighbour(Rank host) const { return static_cast<Rank>(host + hosts()); }
+    bool is_neighbour(Rank host) const { return host >= hosts(); }
     const NetworkCounters& counters() const { return counters_; }
     void count(Fate fate) { ++counters_.fates[static_cast<std::size_t>(fate)]; }
 
@@ -138,7 +154,7 @@ public:
                        std::uint32_t tag, bool trimmable);
     void alarm(Time at, Rank host, std::uint8_t alarm, std::uint32_t number = 0);
 
-    // The next thing that happens; false if nothing will happen any more except bursts.
+    // The next thing that happens; false if nothing will happen any more except other people's traffic.
     bool next(Happening& happening);
 
 private:
@@ -168,7 +184,7 @@ private:
         static constexpr std::uint32_t kEmpty = 0xFFFFFFFF;
         std::uint32_t first = kEmpty, last = kEmpty;
     };
-    struct Host {
+    struct Host {  // with its neighbour
         Link nic, port;
         Line leaving, queued;
         Time slip = 0;  // trimmed packets go first: when the last of them has left the port
@@ -181,11 +197,7 @@ private:
     };
 
     void schedule(Time at, Kind kind, Rank host, std::uint32_t number = 0, std::uint8_t alarm = 0) {
-        push({at, order_++, kind, alarm, host, number});
-    }
-    void push(const Event& event) {
-        events_.push(event);
-        foreground_ += event.kind != Kind::kBurst;
+        events_.push({at, order_++, kind, alarm, host, number});
     }
     void append(Line& line, std::uint32_t id, Time at, Kind kind, Rank host);
     std::uint32_t take(Line& line, Kind kind, Rank host);
@@ -201,6 +213,8 @@ private:
     void burst(Rank host);
     void plan_burst(Rank host);
     bool cut(Rank a, Rank b) const;
+    Rank port_of(Rank host) const { return is_neighbour(host) ? static_cast<Rank>(host - hosts()) : host; }
+    bool in_second_site(Rank host) const { return port_of(host) >= spec_.wan.second_site; }
     double chance() { return unit(mix(spec_.seed ^ mix(draws_++))); }
     static double unit(std::uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-53; }
     std::uint64_t framed(const Packet& packet) const {
@@ -214,7 +228,8 @@ private:
     std::priority_queue<Event, std::vector<Event>, Later> events_;
     std::vector<Carried> carried_;
     std::vector<std::uint32_t> free_;
-    std::uint64_t order_ = 0, draws_ = 0, events_count_ = 0, foreground_ = 0;
+    std::uint64_t order_ = 0, draws_ = 0, events_count_ = 0;
+    std::uint64_t foreground_ = 0;  // packets and alarms of hosts, not of neighbours
     Time now_ = 0;
     NetworkCounters counters_;
 };

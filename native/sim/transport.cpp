@@ -19,9 +19,16 @@ Transport::Transport(const TransportSpec& spec, Network& network, HostFreezes& f
 Transport::FlowId Transport::open(Rank source, Rank destination) {
     Flow& flow = flows_.emplace_back(source, destination, Cubic(spec_.initial_window));
     flow.window_bytes = spec_.receive_buffer_bytes;
-    flow.srtt = std::max<Duration>(1, network_.idle_round_trip(source, destination));
+    const auto id = static_cast<FlowId>(flows_.size() - 1);
+    renew(id);
+    return id;
+}
+
+void Transport::renew(FlowId id) {
+    Flow& flow = flows_[id];
+    flow.cubic = Cubic(spec_.initial_window);
+    flow.srtt = std::max<Duration>(1, network_.idle_round_trip(flow.source, flow.destination));
     flow.rttvar = flow.srtt / 2;
-    return static_cast<FlowId>(flows_.size() - 1);
 }
 
 // ---- the sender -------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ public:
               std::function<void(FlowId flow, std::uint64_t label)> read);
 
     FlowId open(Rank source, Rank destination);
+    void renew(FlowId flow);  // a new connection in its place: what it learned of the path is forgotten
     Rank destination(FlowId flow) const { return flows_[flow].destination; }
     void send(FlowId flow, std::uint64_t bytes, std::uint64_t label);
 

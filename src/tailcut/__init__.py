@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from tailcut.mirror import LateCompletion, Link, LinkStage, LrScale, StageReport, Traffic
     from tailcut.pytorch.attach import Attachment, attach
     from tailcut.report import Report, Verdict
-    from tailcut.simulation.network import Bursts, BurstyLoss, Partition, RateChange, Wan
+    from tailcut.simulation.network import Bursts, BurstyLoss, NeighbourFlows, Partition, RateChange, Wan
     from tailcut.simulation.run import Policy, Simulation, simulate
-    from tailcut.simulation.scenario import Freeze, Scenario
+    from tailcut.simulation.scenario import Freeze, Hang, Scenario
     from tailcut.stats import OpBounds, Stats
     from tailcut.store import FileStore, Store
 
@@ -34,10 +34,12 @@ __all__ = [
     "FileStore",
     "Freeze",
     "Group",
+    "Hang",
     "LateCompletion",
     "Link",
     "LinkStage",
     "LrScale",
+    "NeighbourFlows",
     "OpBounds",
     "Partition",
     "PeerError",
@@ -67,9 +69,9 @@ _HOMES = {
     "mirror": ("LateCompletion", "Link", "LinkStage", "LrScale", "StageReport", "Traffic"),
     "pytorch.attach": ("Attachment", "attach"),
     "report": ("Report", "Verdict"),
-    "simulation.network": ("Bursts", "BurstyLoss", "Partition", "RateChange", "Wan"),
+    "simulation.network": ("Bursts", "BurstyLoss", "NeighbourFlows", "Partition", "RateChange", "Wan"),
     "simulation.run": ("Policy", "Simulation", "simulate"),
-    "simulation.scenario": ("Freeze", "Scenario"),
+    "simulation.scenario": ("Freeze", "Hang", "Scenario"),
     "stats": ("OpBounds", "Stats"),
     "store": ("FileStore", "Store"),
 }

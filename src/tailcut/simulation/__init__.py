@@ -3,11 +3,12 @@
 from tailcut.simulation.baseline import Baseline, simulate_baseline
 from tailcut.simulation.network import Partition
 from tailcut.simulation.run import Policy, Simulation, simulate
-from tailcut.simulation.scenario import Freeze, Scenario
+from tailcut.simulation.scenario import Freeze, Hang, Scenario
 
 __all__ = [
     "Baseline",
     "Freeze",
+    "Hang",
     "Partition",
     "Policy",
     "Scenario",

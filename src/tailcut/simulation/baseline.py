@@ -12,12 +12,10 @@ import numpy as np
 
 from tailcut import _native
 from tailcut.errors import ConfigError
-from tailcut.simulation.network import SimulatedNetwork, ns
-from tailcut.simulation.scenario import Freeze
+from tailcut.simulation.network import TCP_HEADER_BYTES, SimulatedNetwork, ns
+from tailcut.simulation.scenario import Freeze, Hang
 
 ALGORITHMS = {"ring": _native.Algorithm.RING, "tree": _native.Algorithm.TREE}
-TCP_HEADER_BYTES = 32
-"""The TCP header with timestamps, as Linux sends it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +30,7 @@ class Baseline(SimulatedNetwork):
     """[op][rank]: how long a rank computes after the previous op before it enters this one."""
     freezes: Sequence[Freeze] = ()
     """Processes that stand still while their kernels go on. Without an end, the whole host is gone."""
+    hangs: Sequence[Hang] = ()
     segment_bytes: int = 1448
     """The payload of a packet: the MTU less 52 bytes of IP and TCP headers."""
     part_bytes: int = 256 << 10
@@ -78,4 +77,6 @@ def simulate_baseline(
     for freeze in baseline.freezes:
         until_ns = None if freeze.until_s is None else ns(freeze.until_s)
         spec.freeze(freeze.rank, ns(freeze.from_s), until_ns)
+    for hang in baseline.hangs:
+        spec.hang(hang.rank, ns(hang.from_s), ns(hang.until_s))
     return _native.simulate_baseline(spec, progress)

@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from tailcut import _native
 from tailcut.errors import ConfigError
 
+TCP_HEADER_BYTES = 32
+"""With timestamps, as Linux sends it."""
+TCP_FRAME_BYTES = 14 + 20 + TCP_HEADER_BYTES
+"""Of Ethernet, IPv4 and TCP."""
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -44,6 +49,16 @@ class Bursts:
     bytes_per_s: float = 0.0
     """The rate at which a burst reaches the port; with 0 all of it comes at once, as from many hosts."""
     packet_bytes: int = 1500
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourFlows:
+    """Other people's TCP flows (CUBIC): one at a time into every port, from behind the port before it."""
+
+    flow_bytes: int
+    gap_mean_s: float
+    """Exponential, from the end of a flow to the next one into the same port."""
+    segment_bytes: int = 1448
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +114,7 @@ class SimulatedNetwork:
     partitions: Sequence[Partition] = ()
     rate_changes: Sequence[RateChange] = ()
     bursts: Bursts | None = None
+    neighbours: NeighbourFlows | None = None
     wan: Wan | None = None
 
     def check_network(self) -> None:
@@ -113,6 +129,8 @@ class SimulatedNetwork:
                 raise ConfigError(f"{change} stops a link: its factors must be above 0; use a Partition")
         if self.bursts and (self.bursts.gap_min_s <= 0 or self.bursts.gap_mean_s < 0):
             raise ConfigError("bursts need a gap_min_s above 0, or there is no end of them")
+        if (flows := self.neighbours) and (flows.flow_bytes <= 0 or flows.gap_mean_s <= 0):
+            raise ConfigError("neighbours need flow_bytes and a gap_mean_s above 0")
 
     def fill(self, spec: _native.NetworkSpec) -> None:
         """Copy the values into those of the native network."""
@@ -139,6 +157,13 @@ class SimulatedNetwork:
                 packet_bytes=bursts.packet_bytes,
                 gap_min_ns=ns(bursts.gap_min_s),
                 gap_mean_ns=ns(bursts.gap_mean_s),
+            )
+        if (flows := self.neighbours) is not None:
+            spec.set_neighbours(
+                flow_bytes=flows.flow_bytes,
+                gap_mean_ns=ns(flows.gap_mean_s),
+                segment_bytes=flows.segment_bytes,
+                header_bytes=TCP_FRAME_BYTES - self.frame_bytes,
             )
         if (wan := self.wan) is not None:
             spec.set_wan(wan.second_site, wan.bytes_per_s, ns(wan.delay_s), wan.loss, wan.queue_bytes)

@@ -102,6 +102,8 @@ def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _na
     for freeze in scenario.freezes:
         until_ns = None if freeze.until_s is None else ns(freeze.until_s)
         spec.freeze(freeze.rank, ns(freeze.from_s), until_ns)
+    for hang in scenario.hangs:
+        spec.hang(hang.rank, ns(hang.from_s), ns(hang.until_s))
     for at_s, destination, datagram in scenario.injections:
         spec.inject(ns(at_s), destination, datagram)
     if policies is None and scenario.steering:

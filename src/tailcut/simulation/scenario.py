@@ -26,6 +26,15 @@ class Freeze:
     until_s: float | None
 
 
+@dataclass(frozen=True)
+class Hang:
+    """The program of a rank stands still from ``from_s`` until ``until_s``; its endpoint goes on."""
+
+    rank: int
+    from_s: float
+    until_s: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scenario(SimulatedNetwork):
     """A group, its program and its network. Times are in seconds, probabilities are per packet."""
@@ -51,6 +60,7 @@ class Scenario(SimulatedNetwork):
     first_seq: int = 0
 
     freezes: Sequence[Freeze] = ()
+    hangs: Sequence[Hang] = ()
     injections: Sequence[tuple[float, int, bytes]] = ()
     """Datagrams that no rank has sent, each with its time and destination."""
 

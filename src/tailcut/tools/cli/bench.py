@@ -85,7 +85,7 @@ def _run_allreduce(arguments: argparse.Namespace) -> None:
     if scenario is None:
         _measure_allreduce(arguments, options, OnLoopback())
         return
-    if scenario.freezes or scenario.kills:
+    if scenario.stops_processes:
         raise ConfigError(
             f"{scenario.name} stops processes, and a benchmark of the ones it stops compares nothing: "
             f"tailcut testbed run {arguments.testbed} -- COMMAND does that to any script"

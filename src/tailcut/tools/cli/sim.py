@@ -16,7 +16,7 @@ from tailcut.tools.cli.sizes import size_bytes
 from tailcut.tools.sim import plot, table
 from tailcut.tools.sim.options import Options
 from tailcut.tools.sim.run import Row, run
-from tailcut.tools.testbed import load_scenario
+from tailcut.tools.testbed import load_scenario, shipped_names
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -29,6 +29,7 @@ def add_command(commands: Commands) -> None:
         description="Runs the real protocol core on a simulated network, back to back ops on every rank, and "
         "beside it other collectives over a reliable transport. Same seed, same result. Times are those "
         "of every op at every rank, from its entry to its end.",
+        epilog=f"scenarios: {', '.join(shipped_names())}",
     )
     parser.set_defaults(run=_run)
     add = parser.add_argument

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tailcut.errors import ConfigError
 from tailcut.grid import grid_of
@@ -55,15 +55,27 @@ class Options:
                 raise ConfigError(f"cannot compare with {name!r}; there are {', '.join(ALGORITHMS)}")
         if not 1 <= self.planes <= 16:
             raise ConfigError(f"planes={self.planes} must be between 1 and 16 bits a coordinate")
-        if self.mtu_bytes is not None and not 576 <= self.mtu_bytes <= 65_535:
-            raise ConfigError(f"mtu={self.mtu_bytes} must be between 576 and 65535")
-        if self.rate_bytes_per_s is not None and self.rate_bytes_per_s <= 0:
-            raise ConfigError("the rate must be above 0")
+        _ = self.simulated  # checks seed, MTU and rate
         if self.values and self.ops * max(self.all_ranks) * self.size_bytes > MOST_VALUE_BYTES:
             raise ConfigError(
                 f"values of {self.ops} ops of {max(self.all_ranks)} ranks take more than 4 GB: lower --size "
                 "or --ops, or go without values"
             )
+
+    @property
+    def simulated(self) -> HostScenario:
+        """The scenario, with the given seed, MTU and rate instead of its own."""
+        port = self.scenario.port
+        rate_mbit_s = None if self.rate_bytes_per_s is None else 8e-6 * self.rate_bytes_per_s
+        return replace(
+            self.scenario,
+            seed=self.scenario.seed if self.seed is None else self.seed,
+            port=replace(
+                port,
+                mtu_bytes=port.mtu_bytes if self.mtu_bytes is None else self.mtu_bytes,
+                rate_mbit_s=port.rate_mbit_s if rate_mbit_s is None else rate_mbit_s,
+            ),
+        )
 
     @property
     def all_ranks(self) -> tuple[int, ...]:

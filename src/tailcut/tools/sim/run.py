@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,9 +12,11 @@ import numpy.typing as npt
 
 from tailcut import _native
 from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
+from tailcut.errors import ConfigError
 from tailcut.grid import grid_of
 from tailcut.simulation import Scenario
-from tailcut.simulation.baseline import TCP_HEADER_BYTES, Baseline, simulate_baseline
+from tailcut.simulation.baseline import Baseline, simulate_baseline
+from tailcut.simulation.network import TCP_HEADER_BYTES
 from tailcut.simulation.run import elided_buckets, spec_of
 from tailcut.tools.sim.figures import (
     Losses,
@@ -25,13 +28,14 @@ from tailcut.tools.sim.figures import (
     trimmed_weight,
 )
 from tailcut.tools.sim.options import Options
-from tailcut.tools.sim.translate import UDP_BYTES, Conditions, conditions_of
+from tailcut.tools.sim.translate import IP_BYTES, UDP_BYTES, Conditions, conditions_of
 
-IP_BYTES = 20
 DEADLINE_BOUNDS = 4
 """If no deadline is given, it is this many times the least time that ports and a WAN need ..."""
 DEADLINE_FLOOR_S = 0.01
 """... plus this."""
+LONGEST_RUNS = 50
+"""Faults that repeat do so for this many times the shortest run possible."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,10 @@ class Progress(Protocol):
 def run(options: Options, progress: Progress | None = None) -> Generator[Row]:
     """Simulate, and yield each row when it is complete."""
     for ranks in options.all_ranks:
-        conditions = conditions_of(
-            options.scenario,
-            ranks=ranks,
-            size_bytes=options.size_bytes,
-            ops=options.ops,
-            seed=options.seed,
-            rate_bytes_per_s=options.rate_bytes_per_s,
-            mtu_bytes=options.mtu_bytes,
-        )
-        bound_s = 2 * (ranks - 1) / ranks * options.size_bytes / conditions.bytes_per_s
+        scenario = options.simulated
+        bound_s = 2 * (ranks - 1) / ranks * options.size_bytes / (1e6 / 8 * scenario.port.rate_mbit_s)
+        shortest_s = options.ops * (bound_s + options.compute_s)
+        conditions = conditions_of(scenario, ranks=ranks, until_s=LONGEST_RUNS * shortest_s)
         least_s = max(bound_s, _wan_s(options, ranks, conditions))
         deadline_s = options.deadline_s or DEADLINE_BOUNDS * least_s + DEADLINE_FLOOR_S
         total = ranks * options.ops
@@ -100,6 +98,7 @@ def _tailcut(options: Options, row: Row, bound_s: float, tell: Callable[[int], N
         deadline_s=row.deadline_s,
         compute_s=_compute(options, row.ranks),
         freezes=row.conditions.freezes,
+        hangs=row.conditions.hangs,
         packet_bytes=row.conditions.mtu_bytes - IP_BYTES - UDP_BYTES - _native.HEADER_BYTES,
         socket_buffer_bytes=options.receive_buffer_bytes,
         pool_bytes=max(256 << 20, 8 * options.size_bytes),
@@ -120,6 +119,7 @@ def _tailcut(options: Options, row: Row, bound_s: float, tell: Callable[[int], N
     native = _native.simulate(spec, results, tell)
     summaries = native.summaries()
     rank, op = (summaries[name].astype(np.int64) for name in ("rank", "op"))
+    _check_faults(options, float(summaries["ended_at_ns"].max(initial=0)) / 1e9)
     counted = op >= options.warmup_ops
     answered = 1 - (summaries["gather_missing"] + summaries["gather_empty"]) / scenario.length
     late = summaries["late_coords"] / scenario.length
@@ -148,6 +148,17 @@ def _times_s(table: npt.NDArray[Any]) -> Numbers:
     """How long each op took."""
     times_s: Numbers = (table["ended_at_ns"] - table["entered_at_ns"]) / 1e9
     return times_s
+
+
+def _check_faults(options: Options, ended_s: float) -> None:
+    """Raise ConfigError if the run has ended before a fault of its scenario has begun."""
+    last_s = max((fault.at_s for fault in options.scenario.faults), default=0.0)
+    if ended_s < last_s:
+        enough = math.ceil(1.1 * options.ops * last_s / ended_s) if ended_s else 2 * options.ops
+        raise ConfigError(
+            f"{options.scenario.name} has a fault at {last_s:g} s, and the run ended after {ended_s:.3g} s: "
+            f"give --ops {enough} or more, or --compute"
+        )
 
 
 def _by_next_op(
@@ -222,6 +233,7 @@ def _baseline(options: Options, row: Row, bound_s: float, name: str, tell: Calla
         ops=options.ops,
         compute_s=_compute(options, row.ranks),
         freezes=row.conditions.freezes,
+        hangs=row.conditions.hangs,
         segment_bytes=row.conditions.mtu_bytes - IP_BYTES - TCP_HEADER_BYTES,
     )
     native = simulate_baseline(baseline, tell)

@@ -34,7 +34,7 @@ def title(options: Options, row: Row) -> str:
     network, scenario = row.conditions.network, options.scenario
     own = f"{options.codec}, {options.planes} planes" if options.codec == "planes" else options.codec
     lines = [
-        f"# {scenario.name}: {row.ranks} ranks, {row.conditions.bytes_per_s * 8e-9:g} Gbit/s, "
+        f"# {scenario.name}: {row.ranks} ranks, {network.bytes_per_s * 8e-9:g} Gbit/s, "
         f"MTU {row.conditions.mtu_bytes}, queue {network.queue_bytes / 1e6:g} MB, seed {network.seed}",
         f"# {options.size_bytes} bytes a bucket ({own}), {options.ops} ops, of which the first "
         f"{options.warmup_ops} do not count; deadline {1e3 * row.deadline_s:.4g} ms, "
@@ -45,6 +45,11 @@ def title(options: Options, row: Row) -> str:
         every_ms = 1e3 * (bursts.gap_min_s + bursts.gap_mean_s)
         volume_mb = bursts.volume_bytes / 1e6
         lines.append(f"# bursts of {volume_mb:.4g} MB into every port, about every {every_ms:.4g} ms")
+    if flows := network.neighbours:
+        lines.append(
+            f"# TCP flows of {flows.flow_bytes / 1e6:.4g} MB into every port, one after the other, "
+            f"{1e3 * flows.gap_mean_s:.4g} ms apart on average"
+        )
     return "\n".join(lines)
 
 

@@ -15,16 +15,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tailcut.tools.testbed import system
-from tailcut.tools.testbed.scenario import HostFreeze, HostScenario
+from tailcut.tools.testbed.main_threads import MainThreads
+from tailcut.tools.testbed.scenario import HostFreeze, HostHang, HostScenario, LinkDown
 
-Action = Literal["freeze", "release", "kill", "link down", "link up"]
+Action = Literal["freeze", "release", "hang", "resume", "kill", "link down", "link up"]
 _SIGNALS: dict[Action, signal.Signals] = {
     "freeze": signal.SIGSTOP,
     "release": signal.SIGCONT,
     "kill": signal.SIGKILL,
 }
 _LINKS: dict[Action, str] = {"link down": "down", "link up": "up"}
-_UNDONE_BY: dict[Action, Action] = {"freeze": "release", "link down": "link up"}
+_UNDONE_BY: dict[Action, Action] = {"freeze": "release", "hang": "resume", "link down": "link up"}
 
 
 @dataclass(frozen=True, order=True)
@@ -39,15 +40,18 @@ def schedule(scenario: HostScenario) -> Iterator[Event]:
     """All events in order; without end if a freeze repeats."""
     once = [Event(kill.at_s, kill.host, "kill") for kill in scenario.kills]
     for dark in scenario.link_downs:
-        once += [
-            Event(dark.at_s, dark.host, "link down"),
-            Event(dark.at_s + dark.for_s, dark.host, "link up"),
-        ]
+        once += _lasting(dark, "link down", "link up")
+    for hang in scenario.hangs:
+        once += _lasting(hang, "hang", "resume")
     freezes = [
         _frozen(freeze, random.Random(f"{scenario.seed}/freeze/{i}"))
         for i, freeze in enumerate(scenario.freezes)
     ]
     return heapq.merge(sorted(once), *freezes)
+
+
+def _lasting(fault: HostHang | LinkDown, begin: Action, end: Action) -> list[Event]:
+    return [Event(fault.at_s, fault.host, begin), Event(fault.at_s + fault.for_s, fault.host, end)]
 
 
 def _frozen(freeze: HostFreeze, chance: random.Random) -> Iterator[Event]:
@@ -68,6 +72,7 @@ class FaultPlayer:
         events: Iterator[Event],
         switch_namespace: str,
         processes: dict[int, list[subprocess.Popen[bytes]]],
+        main_threads: MainThreads | None,
         tell: Callable[[Event], None],
     ) -> None:
         self.killed: set[int] = set()
@@ -75,6 +80,7 @@ class FaultPlayer:
         self._events = events
         self._switch = switch_namespace
         self._processes = processes
+        self._main_threads = main_threads
         self._tell = tell
         self._to_undo: set[tuple[int, Action]] = set()
         self._closing = threading.Event()
@@ -110,9 +116,13 @@ class FaultPlayer:
             return
         if event.action == "kill":
             self.killed.add(event.host)
-        for process in self._processes[event.host]:
-            # Each is the first of a process group, so that its children feel it, too. poll() would reap it
-            # under the eyes of whoever waits for it.
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, _SIGNALS[event.action])
+        # Each is the first of a process group, so that its children feel it, too. poll() would reap it
+        # under the eyes of whoever waits for it.
+        groups = [process.pid for process in self._processes[event.host] if process.returncode is None]
+        if event.action in ("hang", "resume"):
+            assert self._main_threads
+            self._main_threads.tell(event.action, event.host, groups)
+            return
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, _SIGNALS[event.action])

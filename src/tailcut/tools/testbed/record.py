@@ -73,6 +73,10 @@ class Record:
         """The namespace that other people's traffic comes from."""
         return f"tailcut-{self.id}-background"
 
+    def neighbour(self, number: int) -> str:
+        """The namespace of somebody else behind the port of a host."""
+        return f"tailcut-{self.id}-n{number}"
+
     def host(self, number: int) -> str:
         return f"tailcut-{self.id}-h{number}"
 

@@ -13,9 +13,11 @@ from tailcut.tools.testbed.scenario import (
     Bursts,
     BurstyLoss,
     HostFreeze,
+    HostHang,
     HostScenario,
     Kill,
     LinkDown,
+    Neighbours,
     Port,
     Switch,
     Tail,
@@ -25,8 +27,20 @@ from tailcut.tools.testbed.scenario import (
 
 T = TypeVar("T")
 
-_TABLES: dict[str, type] = {"port": Port, "switch": Switch, "bursts": Bursts, "tail": Tail, "wan": Wan}
-_LISTS: dict[str, type] = {"freezes": HostFreeze, "kills": Kill, "link_downs": LinkDown}
+_TABLES: dict[str, type] = {
+    "port": Port,
+    "switch": Switch,
+    "bursts": Bursts,
+    "tail": Tail,
+    "neighbours": Neighbours,
+    "wan": Wan,
+}
+_LISTS: dict[str, type] = {
+    "freezes": HostFreeze,
+    "hangs": HostHang,
+    "kills": Kill,
+    "link_downs": LinkDown,
+}
 _SHIPPED = resources.files("tailcut.tools.testbed") / "scenarios"
 
 

@@ -18,6 +18,7 @@ from tailcut.tools.testbed import system, topology
 from tailcut.tools.testbed.cabling import cables
 from tailcut.tools.testbed.counters import PortCounters, RunningSwitch
 from tailcut.tools.testbed.faults import Event, FaultPlayer, schedule
+from tailcut.tools.testbed.main_threads import MainThreads
 from tailcut.tools.testbed.privilege import require_networks
 from tailcut.tools.testbed.record import MARK, Record, remove_leftovers
 from tailcut.tools.testbed.scenario import HostScenario, burst_payload_bytes
@@ -49,7 +50,8 @@ class Testbed:
         self.hosts = [Host(rank, record.host(rank), topology.address(rank)) for rank in range(scenario.hosts)]
         self._processes: dict[int, list[subprocess.Popen[bytes]]] = {host.rank: [] for host in self.hosts}
         self._agents: list[subprocess.Popen[bytes]] = []
-        self._background: subprocess.Popen[bytes] | None = None
+        self._background: list[subprocess.Popen[bytes]] = []
+        self._main_threads: MainThreads | None = None
         self._faults: FaultPlayer | None = None
 
     @classmethod
@@ -112,37 +114,40 @@ class Testbed:
         return process
 
     def begin_faults(self, tell: Callable[[Event], None] = lambda event: None) -> None:
-        """Start the scenario's clock: freezes, kills and links that go down act on what was spawned.
+        """Start the scenario's clock: freezes, hangs, kills and links that go down act on what was spawned.
 
         Called again, it begins anew.
         """
         self.end_faults()
-        self._faults = FaultPlayer(schedule(self.scenario), self.record.switch, self._processes, tell)
+        if self.scenario.hangs and self._main_threads is None:
+            self._main_threads = MainThreads(self.spawn_agent(self.record.switch, "hang", talk=True))
+        self._faults = FaultPlayer(
+            schedule(self.scenario), self.record.switch, self._processes, self._main_threads, tell
+        )
 
     def end_faults(self) -> None:
-        """Stop the scenario's clock; what is frozen or dark comes back."""
+        """Stop the scenario's clock; what is frozen, hangs or is dark comes back."""
         if self._faults:
             self._faults.close()
 
     def begin_background(self) -> None:
         """Start the scenario's background traffic, if it has any and does not run. It begins anew, with
         the same times, after ``end_background``."""
-        bursts = self.scenario.background
-        if bursts and self._background is None:
-            order = {
-                "addresses": [topology.shadow_address(host.rank) for host in self.hosts],
-                "payload_bytes": burst_payload_bytes(self.scenario.port.mtu_bytes),
-                "seed": self.scenario.seed,
-                **asdict(bursts),
-            }
-            self._background = self.spawn_agent(self.record.background, "bursts", json.dumps(order))
+        if self._background:
+            return
+        if order := burst_order(self.scenario):
+            self._background.append(self.spawn_agent(self.record.background, "bursts", json.dumps(order)))
+        for sender, order in enumerate(neighbour_orders(self.scenario)):
+            agent = self.spawn_agent(self.record.neighbour(sender), "neighbours", json.dumps(order))
+            self._background.append(agent)
 
     def end_background(self) -> None:
         """Stop it. What is in the queues of the switch still leaves."""
-        if self._background is not None:
-            self._background.kill()
-            self._background.wait()
-            self._background = None
+        for agent in self._background:
+            agent.kill()
+        for agent in self._background:
+            agent.wait()
+        self._background = []
 
     @property
     def killed(self) -> set[int]:
@@ -237,6 +242,33 @@ class Testbed:
             stderr=stderr,
             start_new_session=True,
         )
+
+
+def burst_order(scenario: HostScenario) -> dict[str, Any] | None:
+    """What the agent of bursts is told."""
+    if (bursts := scenario.background) is None:
+        return None
+    return {
+        "addresses": [topology.shadow_address(host) for host in range(scenario.hosts)],
+        "payload_bytes": burst_payload_bytes(scenario.port.mtu_bytes),
+        "seed": scenario.seed,
+        **asdict(bursts),
+    }
+
+
+def neighbour_orders(scenario: HostScenario) -> list[dict[str, Any]]:
+    """What each neighbour is told: to send to the one behind the next port."""
+    neighbours, ports = scenario.neighbours, range(scenario.hosts)
+    return [
+        {
+            "address": topology.neighbour_address(port),
+            "port": port,
+            "seed": scenario.seed,
+            **asdict(neighbours),
+        }
+        for port in (*ports[1:], 0)
+        if neighbours
+    ]
 
 
 @contextlib.contextmanager

@@ -55,6 +55,11 @@ def shadow_address(host: int) -> str:
     return f"10.77.0.{host + 129}"
 
 
+def neighbour_address(host: int) -> str:
+    """Of somebody else behind the port of a host."""
+    return f"10.77.0.{host + 65}"
+
+
 def _mac(host: int) -> str:
     return f"02:7a:11:00:00:{host + 1:02x}"
 
@@ -93,6 +98,7 @@ def build(scenario: HostScenario, record: Record, *, forwarded: bool, virtual: C
     """
     hosts = range(scenario.hosts)
     namespaces = [record.switch, record.background, *(record.host(i) for i in hosts)]
+    namespaces += [record.neighbour(i) for i in hosts if scenario.neighbours]
     system.batch("ip", [f"netns add {name}" for name in namespaces])
     system.batch("ip", _switch_lines(scenario, record, forwarded), record.switch)
     shapers = [_shaper_lines(port, port.name in virtual) for port in switch_ports(scenario)]
@@ -185,6 +191,9 @@ def _set_up_hosts(scenario: HostScenario, record: Record) -> None:
     work: list[tuple[str, list[str], list[str]]] = [(record.switch, [], ["switch"])]
     work += [(name, lines, [*programs, _uplink(scenario)]) for name, lines in hosts.items()]
     work += [(record.background, _background_lines(scenario), [*programs, ""])]
+    if scenario.neighbours:
+        _add_neighbours(scenario, record)
+        work += [(record.neighbour(i), _neighbour_lines(i), [*programs, ""]) for i in range(scenario.hosts)]
     running = []
     for name, lines, arguments in work:
         process = subprocess.Popen(
@@ -206,6 +215,22 @@ def _host_lines(host: int) -> list[str]:
         f"addr add {address(host)}/24 broadcast + dev eth0",
         "link set eth0 addrgenmode none up",
         "route add 224.0.0.0/4 dev eth0",
+    ]
+
+
+def _add_neighbours(scenario: HostScenario, record: Record) -> None:
+    """A second address on a host's link, in a namespace of its own: both share the port, both ways."""
+    for i in range(scenario.hosts):
+        place = f"link eth0 netns {record.neighbour(i)} type macvlan mode private"
+        mtu = scenario.port.mtu_bytes
+        system.batch("ip", [f"link add name eth0 mtu {mtu} {place}"], record.host(i))
+
+
+def _neighbour_lines(host: int) -> list[str]:
+    return [
+        "link set lo up",
+        f"addr add {neighbour_address(host)}/24 dev eth0",
+        "link set eth0 addrgenmode none up",
     ]
 
 
