@@ -1,7 +1,7 @@
 """What does a loss budget cost in rounds of training? Rounds with the codec's errors over rounds without.
 
 Logistic regression in the noise-dominated regime (rounds.py). Draws the picture of docs/budget.md. It takes
-about three minutes; --runs makes it shorter. Figures hardly depend on the machine: there is no clock in them.
+about three minutes; --runs makes it shorter. The figures hardly depend on the machine: they contain no clock.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ BUDGETS = (0.02, 0.05, 0.1, 0.2, 0.4)
 TARGETS = (0.15, 0.1, 0.05, 0.04, 0.035, 0.032)
 ROUNDS = 560
 ADAM_LR = LR / 10
-"""A coordinate's root mean square gradient is about 0.1 here, so that steps are as long as those of SGD."""
+"""A coordinate's root mean square gradient is about 0.1 here, so Adam's steps are as long as those of SGD."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Rounds over those of another arm, and what 95 % of bootstrap samples are between; inf: not reached."""
+    """Rounds over those of another arm, and the interval of 95 % of bootstrap samples; inf: not reached."""
 
     value: float
     low: float
@@ -54,9 +54,9 @@ class Ratio:
 
 
 def ratio(curves: Curves, arm: int, target: float = TARGET) -> Ratio:
-    """Over the first arm."""
+    """The ratio of an arm to the first one."""
     rounds, samples = curves.rounds(target), curves.resampled_rounds(target)
-    # Not np.percentile: it would interpolate between infinite values.
+    # np.percentile would interpolate between infinite values.
     ratios = np.sort(samples[:, arm] / samples[:, 0])
     low, high = ratios[int(0.025 * len(ratios))], ratios[int(0.975 * len(ratios))]
     return Ratio(float(rounds[arm] / rounds[0]), float(low), float(high))
@@ -67,7 +67,8 @@ def measure(arms: Sequence[Arm], runs: int, gradients: Callable[[Floats], Floats
 
 
 def budgets(runs: int) -> tuple[list[Ratio], list[Ratio]]:
-    """The table of budgets. Ratios with the learning rate scaled, and with the same one."""
+    """Prints the table of budgets. Returns the ratios with the learning rate scaled, and with the same
+    one."""
     same_lr = [Arm(damage=Damage.of_budget(epsilon)) for epsilon in BUDGETS]
     curves = measure([Arm(), *map(budget_arm, BUDGETS), *same_lr], runs)
     n = len(BUDGETS)
@@ -95,7 +96,8 @@ def budgets(runs: int) -> tuple[list[Ratio], list[Ratio]]:
 
 
 def targets(curves: Curves) -> None:
-    """Of the arms of budgets. Early targets are reached before noise matters much."""
+    """The ratios of the arms of budgets() at several targets. Early targets are reached before noise matters
+    much."""
     scaled = 1 + BUDGETS.index(0.2)
     same_lr = scaled + len(BUDGETS)
     print("\nthe same for other targets, ε = 0.2")
@@ -106,7 +108,8 @@ def targets(curves: Curves) -> None:
 
 
 def learning_rates(runs: int) -> None:
-    """Is 1 + ε the price of the error, or of the smaller learning rate? Each with the best one."""
+    """Is 1 + ε the price of the error, or of the smaller learning rate? Each arm gets its best learning
+    rate."""
     factors = (0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
     error = Damage.of_budget(0.2)
     arms = [Arm(damage=damage, lr=LR * factor) for damage in (None, error) for factor in factors]
@@ -119,7 +122,7 @@ def learning_rates(runs: int) -> None:
 
 
 def others(runs: int) -> None:
-    """Errors of one kind, other optimizers, other regimes; each over the same without the error."""
+    """Errors of one kind, other optimizers and other regimes, each over the same run without the error."""
     scaled, error = LR / 1.2, Damage.of_budget(0.2)
     two = unbiased_nmse(2)
     sgd = {

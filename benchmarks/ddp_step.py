@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tailcut
 
-MODELS = {  # width and depth of a perceptron: parameters times 4 are the bytes of a step
+MODELS = {  # width and depth of a perceptron: its parameters times 4 are the bytes of a step
     "small (0.3 MB)": (128, 4),
     "medium (4 MB)": (512, 4),
     "large (67 MB)": (2048, 4),
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="timed steps per round (default: 40)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds; each gives one ratio (default: 7)")
     arguments = parser.parse_args()
-    warnings.simplefilter("error", RuntimeWarning)  # something lost would be no clean loopback
+    warnings.simplefilter("error", RuntimeWarning)  # a clean loopback loses nothing
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for name in MODELS:

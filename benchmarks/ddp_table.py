@@ -1,4 +1,5 @@
-"""From the cells of ddp_testbed.py, one side in one round each, to its table: no processes, no files."""
+"""Makes the table of ddp_testbed.py from its cells, each of which is one side in one round. No processes, no
+files."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def table(sides: Sequence[str], cells: Sequence[Cell]) -> str:
 
 
 def summary(cell: Cell) -> str:
-    """Of one cell, in a line."""
+    """One cell in a line."""
     if cell["failed"]:
         return f"failed: {cell['failed']}"
     p50_s, p99_s = (percentile(_times_s(cell), q) for q in (50, 99))
@@ -82,12 +83,12 @@ def _steps(cell: Cell) -> int:
 
 
 def _reached(number: int, done: Sequence[Cell]) -> int:
-    """The last step that all sides of a round have done."""
+    """The last step that all sides of a round have reached."""
     return min(_steps(cell) for cell in done if cell["round"] == number)
 
 
 def _accuracy_at(step: int, cell: Cell) -> float:
-    """From the evaluations of rank 0 before and after it."""
+    """The accuracy at a step, from rank 0's evaluations before and after it."""
     at, _, accuracies = zip(*cell["ranks"][0]["evaluations"], strict=True)
     return float(np.interp(step, at, accuracies))
 

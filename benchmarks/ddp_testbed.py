@@ -3,9 +3,9 @@
     sudo python benchmarks/ddp_testbed.py --scenario bursts --sides tailcut,tailcut:planes=4,fp16,powersgd
 
 Every side trains the same CNN (ddp_training.py) for the same time on the same hosts, one side after the
-other; the next round has another seed and another order. A step's time is each rank's own, from its batch to
-the end of its optimizer; percentiles are over all ranks' steps. Rank 0 evaluates between steps, as users do:
-that is in no step of its own, and in those of the others as far as they wait for it.
+other. The next round has another seed and another order. A step's time is each rank's own, from its batch to
+the end of its optimizer; percentiles are over all ranks' steps. Rank 0 evaluates between steps, as users do.
+Its own step times do not include that; those of the others do as far as they wait for it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ ROOT = Path(__file__).resolve().parents[1]
 WORKER = Path(__file__).with_name("ddp_training.py")
 OTHERS = ("gloo", "fp16", "bf16", "powersgd")
 FIRST_PORT = 29500
-"""Every cell has its own: what the cell before left there does not matter."""
+"""Every cell has its own port, so that it does not matter what the cell before left there."""
 OVERHEAD_S = 20.0
-"""What a cell is guessed to take besides its seconds, until one has been seen."""
+"""A guess of what a cell takes besides its seconds, until one has been seen."""
 LIMIT_S = 90.0
-"""What a cell may take on top of twice its seconds before it counts as hanging."""
+"""A cell counts as hanging after twice its seconds and this time."""
 GRACE_S = 5.0
-"""From the end of a rank that failed to that of the others."""
+"""After a rank has failed, the others have this long to end."""
 LOOK_S = 0.02
 REASON_CHARACTERS = 200
 CONGESTION_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
@@ -58,11 +58,12 @@ class Side:
     name: str
     kind: str
     config: dict[str, Any]
-    """Fields of Config, for tailcut."""
+    """Fields of Config; only for tailcut."""
 
 
 def parse_sides(text: str) -> list[Side]:
-    """``tailcut:planes=4,dscp=10,fp16``: what has a ``=`` and no name belongs to the side before it."""
+    """``tailcut:planes=4,dscp=10,fp16``: an entry with a ``=`` and without a name belongs to the side before
+    it."""
     names: list[str] = []
     for part in text.split(","):
         if names and "=" in part and ":" not in part:
@@ -96,7 +97,7 @@ def parse_side(name: str) -> Side:
 
 
 class Loopback:
-    """As much of a testbed as a cell needs, with all ranks beside each other on 127.0.0.1."""
+    """The part of a testbed that a cell needs, with all ranks side by side on 127.0.0.1."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -112,7 +113,7 @@ class Loopback:
         )
 
     def _nothing(self) -> None:
-        """There is no trouble."""
+        """There is no trouble to begin or end."""
 
     begin_faults = end_faults = begin_background = end_background = _nothing
 
@@ -148,7 +149,8 @@ def run_cell(place: Place, ranks: int, order: dict[str, Any], port: int) -> Cell
 
 
 def wait_for(processes: list[Process], place: Place, directory: Path, limit_s: float) -> str | None:
-    """Until all have ended; says what went wrong. The scenario's trouble begins with the timed steps."""
+    """Waits until all have ended, and says what went wrong. The scenario's trouble begins with the timed
+    steps."""
     until_s = time.monotonic() + limit_s
     begun = False
     failed: str | None = None
@@ -205,7 +207,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def data_directory(given: str | None) -> str | None:
-    """None: scikit-learn's digits."""
+    """The directory of MNIST; None: scikit-learn's digits are used."""
     if given == "digits":
         return None
     beside = ROOT.parent / "shared" / "data" / "fashion-mnist"
@@ -232,7 +234,7 @@ def given(**values: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def place_of(options: argparse.Namespace) -> Iterator[tuple[Place, int, str]]:
-    """Where the cells run, how many ranks there are, and what is to be said of it."""
+    """Where the cells run, how many ranks there are, and a description of it."""
     if options.loopback:
         if options.tcp or options.rate_mbit or options.mtu:
             raise ConfigError("--tcp, --rate-mbit and --mtu are for a testbed: leave out --loopback")
@@ -248,7 +250,7 @@ def place_of(options: argparse.Namespace) -> Iterator[tuple[Place, int, str]]:
         inside = ("netns", "exec", testbed.hosts[0].namespace)
         tcp = options.tcp or system.run("ip", *inside, "cat", CONGESTION_CONTROL).strip()
         for host in testbed.hosts if options.tcp else ():
-            # By route: as a sysctl of a namespace only what the whole machine allows to everybody can be set.
+            # Set by route: in a namespace, the sysctl allows only what the machine allows to everybody.
             network = ip_interface(f"{host.address}/24").network
             route = ("route", "change", str(network), "dev", "eth0", "congctl", options.tcp)
             system.run("ip", "-n", host.namespace, *route)
@@ -266,7 +268,7 @@ def measure(options: argparse.Namespace) -> None:
     ]
     cells: list[Cell] = []
     if options.json:
-        options.json.touch()  # or a mistake in its name would show after the first cell
+        options.json.touch()  # otherwise a mistake in its name would show only after the first cell
     with place_of(options) as (place, ranks, what):
         tell(f"{what}; batch {options.batch} per rank; {data or 'digits'}\n")
         start_s = time.monotonic()
@@ -299,7 +301,7 @@ def free_port() -> int:
 
 
 def write_json(options: argparse.Namespace, what: str, data: str | None, cells: list[Cell]) -> None:
-    """After every cell: what has been measured survives an interruption."""
+    """Called after every cell, so that an interruption does not lose what has been measured."""
     document = {
         "what": what,
         "commit": commit(),

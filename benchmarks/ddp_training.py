@@ -1,10 +1,10 @@
-"""One rank of ddp_testbed.py: a CNN under DDP whose gradients go the way that the order says.
+"""One rank of ddp_testbed.py: a CNN under DDP whose gradients are averaged in the way that the order says.
 
     RANK=0 WORLD_SIZE=4 MASTER_ADDR=... MASTER_PORT=... python benchmarks/ddp_training.py ORDER.json
 
-Writes RANK.json beside the order. Knows nothing of testbeds, and of other sides.
+Writes RANK.json beside the order. It knows nothing of testbeds or of other sides.
 """
-# No postponed annotations: DDP compares those of its hook with the classes.
+# No postponed annotations: DDP compares its hook's annotations with the classes themselves.
 
 import dataclasses
 import gzip
@@ -29,21 +29,21 @@ from torch.nn.parallel import DistributedDataParallel
 import tailcut
 
 WARMUP_STEPS = 10
-"""Not timed. They cover the rebuild of DDP's buckets and the first steps of PowerSGD."""
+"""These steps are not timed. They cover the rebuild of DDP's buckets and the first steps of PowerSGD."""
 STOP_AHEAD_STEPS = 5
-"""How long before the last step rank 0 says which one it is: all must know when they get there."""
+"""Rank 0 announces the last step this many steps ahead, so that all ranks know when they get there."""
 STORE_LIMIT = timedelta(hours=1)
 POWERSGD_RANK = 4
 ONE_BUCKET_MB = 1000
 EVALUATED_IMAGES = 500
 EVALUATION_BATCH = 50
-"""Larger ones take longer per image: their activations leave the caches."""
+"""Larger batches take longer per image, because their activations leave the caches."""
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """Of 28 x 28 pixels, 0 to 255, and their classes."""
+    """Images of 28 x 28 pixels, 0 to 255, and their classes."""
 
     pixels: torch.Tensor
     labels: torch.Tensor
@@ -53,14 +53,14 @@ class Images:
 
 
 def read_images(directory: str | None) -> tuple[Images, Images]:
-    """To train with, and to test with."""
+    """Images for training and for testing."""
     if directory is None:
         return read_digits()
     return read_idx(Path(directory), "train"), read_idx(Path(directory), "t10k")
 
 
 def read_idx(directory: Path, part: str) -> Images:
-    """MNIST's files: images follow a header of 16 bytes, labels one of 8."""
+    """Reads MNIST's files: images follow a header of 16 bytes, labels one of 8."""
     pixels = gzip.decompress((directory / f"{part}-images-idx3-ubyte.gz").read_bytes())
     labels = gzip.decompress((directory / f"{part}-labels-idx1-ubyte.gz").read_bytes())
     return Images(
@@ -81,7 +81,7 @@ def read_digits() -> tuple[Images, Images]:
 
 
 def cnn() -> nn.Module:
-    """1.59 million parameters: 6.4 MB of gradients."""
+    """A CNN of 1.59 million parameters: 6.4 MB of gradients."""
     return nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -90,7 +90,8 @@ def cnn() -> nn.Module:
 
 
 def bf16_hook(process_group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP knows torch's own by its name and wants CUDA for it; Gloo can do it, too."""
+    """Replaces torch's own hook, which DDP recognizes by its name and accepts only with CUDA; Gloo can do it
+    too."""
     return default_hooks.bf16_compress_hook(process_group, bucket)
 
 
@@ -100,7 +101,8 @@ HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": bf16_hook}
 def distributed(kind: str, config: dict[str, Any]) -> tuple[DistributedDataParallel, Any]:
     """The model of a side, and tailcut's attachment if it has one."""
     if kind == "powersgd":
-        # Its collectives follow each other in callbacks: with several buckets their order differs by rank.
+        # Its collectives follow each other in callbacks, so with several buckets their order would differ by
+        # rank.
         ddp = DistributedDataParallel(cnn(), bucket_cap_mb=ONE_BUCKET_MB)
         state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=2
@@ -116,7 +118,8 @@ def distributed(kind: str, config: dict[str, Any]) -> tuple[DistributedDataParal
 
 
 class LastStep:
-    """Rank 0 decides it; the others hear of it in a thread of their own: no step waits for it."""
+    """The last step, which rank 0 decides. The others hear of it in a thread of their own, so no step waits
+    for it."""
 
     def __init__(self, rank: int, store: TCPStore) -> None:
         self.number: int | None = None
@@ -129,7 +132,7 @@ class LastStep:
         self._store.set("last step", str(number))
 
     def _listen(self) -> None:
-        # A connection of its own: one that waits for a key does nothing else.
+        # It has a connection of its own, because one that waits for a key does nothing else.
         own = TCPStore(self._store.host, self._store.port, timeout=STORE_LIMIT)
         self.number = int(own.get("last step"))
 
@@ -181,7 +184,7 @@ def train(order: dict[str, Any], store: TCPStore, begun: Path) -> dict[str, Any]
         if last.number is not None and number >= last.number:
             break
     elapsed_s = time.perf_counter() - start_s
-    # One that ran ahead of rank 0 may have heard too late.
+    # A rank that ran ahead of rank 0 may have heard too late.
     result: dict[str, Any] = {"times_s": times_s[: last.number], "elapsed_s": elapsed_s}
     if attachment:
         stats = attachment.stats()

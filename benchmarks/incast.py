@@ -1,7 +1,7 @@
-"""How many senders at once, on a switch with small ports: fixed numbers against the one that adapts.
+"""How many senders at once on a switch with small ports: fixed numbers against the adaptive one.
 
-Everything is virtual time: figures are the same on every machine. All arms have the same pacing, bounds,
-compute times and seeds; only the number that receivers advertise differs. The defaults are the table of
+Everything is in virtual time: figures are the same on every machine. All arms have the same pacing, bounds,
+compute times and seeds; only the number that receivers advertise differs. The defaults give the table of
 docs/time.md.
 """
 
@@ -23,7 +23,7 @@ FRAME_BYTES = 42
 
 
 class Dynamic(Steering):
-    """As a Group decides; keeps the numbers it advertised."""
+    """Decides as a Group does, and keeps the numbers that it advertised."""
 
     def __init__(self, *, rank: int, ranks: int, deadline_s: float, planes: int) -> None:
         super().__init__(rank=rank, members=range(ranks), deadline_s=deadline_s)
@@ -36,7 +36,7 @@ class Dynamic(Steering):
 
 
 class FixedIncast(Dynamic):
-    """As a Group decides, but for the number of senders."""
+    """Decides as a Group does, except for the number of senders."""
 
     senders = 0
 
@@ -47,14 +47,14 @@ class FixedIncast(Dynamic):
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run. Times of all ranks and all ops after the warm-up."""
+    """The figures of one run. Times are of all ranks and all ops after the warm-up."""
 
     times_s: npt.NDArray[np.float64]
     dropped: float
     """Share of all packets that full ports dropped."""
     delivered: float
     least: list[int]
-    """The least number advertised, op by op: the one that senders follow."""
+    """The least number advertised, by op: the one that senders follow."""
 
 
 def scenario(arguments: argparse.Namespace, seed: int) -> Scenario:
@@ -82,7 +82,7 @@ def scenario(arguments: argparse.Namespace, seed: int) -> Scenario:
 
 
 def measure(given: Scenario, senders: int | None, warmup: int) -> Figures:
-    """With so many senders at once in every op; None: as many as the policy says."""
+    """Runs with this many senders at once in every op; None: as many as the policy decides."""
     policies: list[Dynamic] = []
     for rank in range(given.ranks):
         kind = Dynamic if senders is None else FixedIncast

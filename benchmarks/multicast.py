@@ -1,9 +1,9 @@
 """How fast is GATHER by multicast, and how fast by unicast, where hosts have little uplink?
 
-One process per host of a testbed. By unicast a rank sends its contributions first, so the close of its
-shard ends SCATTER; what an op takes beyond is GATHER. By multicast means go out while contributions still
-do, and both use the uplink: GATHER's is what the op takes beyond SCATTER of the unicast ops of the same
-round. Rounds are in pairs that take turns at going first.
+There is one process per host of a testbed. By unicast a rank sends its contributions first, so the close of
+its shard ends SCATTER, and the rest of the op is GATHER. By multicast means go out while contributions are
+still being sent, and both share the uplink. There, GATHER is what the op takes beyond SCATTER of the unicast
+ops in the same round. Rounds are in pairs that take turns at going first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def be_rank(rank: int, ranks: int, directory: str, mode: str, ops: int, count: i
 
 
 def run(testbed: Testbed, ranks: int, mode: str, ops: int, count: int) -> dict[str, float]:
-    """Medians over the ops, of the slowest rank in each."""
+    """Medians over the ops, taking the slowest rank in each."""
     with tempfile.TemporaryDirectory() as directory:
         workers = [
             testbed.spawn(

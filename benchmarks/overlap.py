@@ -2,11 +2,12 @@
 
     torchrun --nproc-per-node 2 benchmarks/overlap.py
 
-Backward is a chain of eight layers that sleep, as a host does while an accelerator computes, and packets
-are as large as on Ethernet, without offload: so what is measured is whether buckets travel meanwhile, not
-whether two cores can do the work of four. In turns, in the same processes: backward alone, over tailcut, and
-with a hook that waits for each bucket. The cost is what backward grows by, as a share of the time that the
-eight buckets take by themselves; an eighth cannot be hidden, for nothing is left behind the last bucket.
+Backward is a chain of eight layers that sleep, as a host does while an accelerator computes. Packets are as
+large as on Ethernet, without offload. So the benchmark measures whether buckets travel meanwhile, not whether
+two cores can do the work of four. Three variants take turns in the same processes: backward alone, over
+tailcut, and with a hook that waits for each bucket. The cost is the time that backward grows by, as a share
+of the time that the eight buckets take by themselves. An eighth cannot be hidden, because nothing runs after
+the last bucket.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CONFIG = tailcut.Config(packet_bytes=1280, offload=False)
 
 
 class Slow(torch.autograd.Function):
-    """Hands its input on. Backward takes a while and no processor."""
+    """Passes its input on. Its backward takes time but no processor."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, layer: Layer) -> torch.Tensor:
@@ -43,7 +44,7 @@ class Slow(torch.autograd.Function):
 
 
 class Layer(torch.nn.Module):
-    """One parameter that fills one bucket, with a gradient that was computed before."""
+    """One parameter that fills one bucket, with a gradient that was computed beforehand."""
 
     def __init__(self, bucket_bytes: int, backward_s: float) -> None:
         super().__init__()
@@ -118,7 +119,7 @@ def main() -> None:
     for index in range(arguments.rounds + 3):
         for side, backward in backwards.items():
             elapsed_s = slowest_s(backward)
-            if index >= 3:  # buckets are rebuilt after the first
+            if index >= 3:  # DDP rebuilds its buckets after the first step
                 times[side].append(elapsed_s)
     if dist.get_rank() == 0:
         print(

@@ -1,6 +1,6 @@
 """How far past its deadline does ``wait()`` return? Two ranks on real sockets, one of them killed.
 
-Nothing can answer the survivor, so each of its ops ends at the deadline: what is measured is the engine's
+Nothing can answer the survivor, so each of its ops ends at the deadline. The benchmark measures the engine's
 timer, the wake-up of the waiting thread and the call itself. In turns with it, a plain sleep of the same
 length shows the machine's own part.
 """
@@ -26,7 +26,7 @@ def _be_rank_1(directory: str, config: tailcut.Config) -> None:
 
 
 def overshoots_s(ops: int, deadline_s: float, count: int) -> tuple[list[float], list[float]]:
-    """Seconds past the deadline at the return of ``wait()``, and of a sleep that long."""
+    """Seconds past the deadline when ``wait()`` returns, and when a sleep of the same length does."""
     config = tailcut.Config(deadline_s=deadline_s)
     with tempfile.TemporaryDirectory() as directory:
         peer = multiprocessing.get_context("spawn").Process(

@@ -1,4 +1,4 @@
-"""What does Python take for the report of an op, and for the policies that learn from it?"""
+"""How long does Python take for the report of an op, and for the policies that learn from it?"""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tailcut.report import outcome_of
 
 REPEATS = 25
 CASES = ((4, 0.0), (4, 0.02), (64, 0.0), (64, 0.02))
-"""Ranks, and the share of packets that is lost."""
+"""Ranks, and the share of packets that are lost."""
 
 
 def best_us(call: object, calls: int) -> float:
-    """Of one call."""
+    """The time of one call."""
     took_s = timeit.repeat(call, number=calls, repeat=REPEATS, timer=time.process_time)
     return 1e6 * min(took_s) / calls
 

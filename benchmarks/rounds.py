@@ -1,8 +1,8 @@
 """How many rounds of training an error of the averaged gradient costs: the experiment, not its figures.
 
-Logistic regression by SGD, one vector of weights for each seed. All arms of a run get the same batches. The
-error is that of tailcut.codec with planes left out and packets lost. tests/test_budget_rounds.py holds it to
-1 + ε; budget_rounds.py prints and draws it.
+Logistic regression by SGD, with one vector of weights for each seed. All arms of a run get the same batches.
+The error is that of tailcut.codec when planes are left out and packets are lost. tests/test_budget_rounds.py
+checks that the cost is 1 + ε; budget_rounds.py prints and draws it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ DIMENSIONS = 256
 BATCH = 16
 LR = 0.04
 TARGET = 0.035
-"""Excess loss to reach. LR is near the best one for it: LR / 1.2 takes 2 % longer, LR * 1.2 takes 10 %."""
+"""The excess loss to reach. LR is near the best one for it: LR / 1.2 takes 2 % longer, LR * 1.2 takes 10
+%."""
 TRUTH = 2.0
-"""Norm of the true weights. Labels are noisy: the best possible loss is 0.46, that of no weights 0.69."""
+"""The norm of the true weights. Labels are noisy: the best possible loss is 0.46, that of zero weights is
+0.69."""
 TRUE_DIRECTION = np.full(DIMENSIONS, DIMENSIONS**-0.5, np.float32)
-"""No coordinate is special: Adam would treat it apart."""
+"""No coordinate is special, because Adam would treat it differently."""
 EVERY = 4
 """Rounds from one point of a curve to the next."""
 
@@ -43,7 +45,7 @@ def _sigmoid(z: Doubles) -> Doubles:
 
 
 def _mean_slope(norm: npt.ArrayLike) -> Doubles:
-    """E σ'(norm·ξ), ξ normal: by Stein's lemma what E σ(x·w) x is, as a multiple of w."""
+    """E σ'(norm·ξ) for a normal ξ. By Stein's lemma, E σ(x·w) x is this multiple of w."""
     p = _sigmoid(np.asarray(norm, np.float64)[..., None] * _NODES)
     return np.asarray((p * (1 - p)) @ _WEIGHTS)
 
@@ -52,7 +54,8 @@ _TRUTH_SLOPE = float(_mean_slope(TRUTH))
 
 
 def _loss(norm: npt.ArrayLike, along: npt.ArrayLike) -> Doubles:
-    """Of the population, exactly, for weights with this norm and this coordinate along the true ones."""
+    """The exact loss over the population, for weights with this norm and this coordinate along the true
+    ones."""
     softplus = np.logaddexp(0, np.asarray(norm, np.float64)[..., None] * _NODES) @ _WEIGHTS
     return np.asarray(softplus - TRUTH * _TRUTH_SLOPE * np.asarray(along))
 
@@ -61,19 +64,20 @@ _LEAST_LOSS = float(_loss(TRUTH, TRUTH))
 
 
 def excess_loss(weights: Floats) -> Doubles:
-    """Over the least possible, of the population. The last axis of weights are coordinates."""
+    """The population's loss minus the least possible one. The last axis of the weights is the coordinates."""
     return _loss(np.linalg.norm(weights, axis=-1), weights @ TRUE_DIRECTION) - _LEAST_LOSS
 
 
 def population_gradient(weights: Floats) -> Floats:
-    """Without the noise of a batch."""
+    """The gradient without the noise of a batch."""
     norms = np.linalg.norm(weights, axis=-1)
     gradient = _mean_slope(norms)[..., None] * weights - _TRUTH_SLOPE * TRUTH * TRUE_DIRECTION
     return gradient.astype(np.float32)
 
 
 class Batches:
-    """Gradients of batches that nobody saw before. One batch a seed and round, the same for all arms."""
+    """Gradients of batches that were never used before: one batch per seed and round, the same for all
+    arms."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -89,10 +93,10 @@ class Batches:
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """What comes of a gradient that is sent with so many planes, and of whose packets this share is lost.
+    """What is left of a gradient that is sent with ``planes`` planes and loses this share of its packets.
 
-    All seeds are one vector. Rotation spreads an error evenly over a block, and so over seeds. Seeds are
-    alike, so each of them gets the energy that it would get in a block of its own, on average.
+    All seeds form one vector. The rotation spreads an error evenly over a block, and so over seeds. Seeds are
+    alike, so on average each of them gets the energy that it would get in a block of its own.
     """
 
     planes: int = 16
@@ -101,7 +105,7 @@ class Damage:
 
     @classmethod
     def of_budget(cls, epsilon: float) -> Damage:
-        """The fewest planes that fit the budget; lost packets for the rest of it."""
+        """Uses the fewest planes that fit the budget, and lost packets for the rest of it."""
         planes = next(b for b in range(1, 17) if unbiased_nmse(b) <= epsilon)
         return cls(planes=planes, lost=1 - (1 + unbiased_nmse(planes)) / (1 + epsilon))
 
@@ -123,7 +127,8 @@ class Sgd:
 
 
 class Momentum:
-    """Of 0.9. A step is the mean of past gradients, so that learning rates compare with those of Sgd."""
+    """Momentum of 0.9. A step is the mean of past gradients, so that learning rates compare with those of
+    Sgd."""
 
     def __init__(self) -> None:
         self._mean = np.zeros((), np.float32)
@@ -134,7 +139,7 @@ class Momentum:
 
 
 class Adam:
-    """Of betas 0.9 and 0.99."""
+    """Adam with betas 0.9 and 0.99."""
 
     def __init__(self) -> None:
         self._rounds = 0
@@ -162,27 +167,29 @@ class Arm:
 
 
 def budget_arm(epsilon: float) -> Arm:
-    """As the design says: ε of error, and a learning rate that is smaller by 1 + ε."""
+    """As the design says: an error of ε, and a learning rate that is divided by 1 + ε."""
     return Arm(damage=Damage.of_budget(epsilon), lr=LR / (1 + epsilon))
 
 
 @dataclass(frozen=True)
 class Curves:
     excess: Doubles
-    """Of every arm, after every EVERY rounds, of every seed."""
+    """Excess loss of every arm, after every EVERY rounds, of every seed."""
     epsilon: Doubles
-    """Of every arm: energy of the error over that of the gradient, of all seeds, mean over the rounds."""
+    """By arm: energy of the error over that of the gradient, over all seeds, as the mean over the rounds."""
     seed_epsilon: Doubles
-    """The same of each seed for itself, mean over seeds and rounds. Larger: a small gradient counts more."""
+    """The same for each seed by itself, as the mean over seeds and rounds. It is larger because a small
+    gradient counts more."""
     signal: Doubles
-    """Of every arm, every EVERY rounds: the share of the population's gradient in the gradient's energy."""
+    """By arm, every EVERY rounds: the share of the population's gradient in the gradient's energy."""
 
     def rounds(self, target: float = TARGET) -> Doubles:
-        """Of every arm, until the mean over the seeds first reaches the target; inf: never."""
+        """Rounds by arm until the mean over the seeds first reaches the target; inf: never."""
         return _crossing(self.excess.mean(axis=-1), target)
 
     def resampled_rounds(self, target: float = TARGET, samples: int = 400) -> Doubles:
-        """The same for bootstrap samples of the seeds, those of all arms alike: shape (samples, arms)."""
+        """The same for bootstrap samples of the seeds, which are the same for all arms: shape (samples,
+        arms)."""
         seeds = self.excess.shape[-1]
         counts = np.random.default_rng(0).multinomial(seeds, [1 / seeds] * seeds, samples)
         return _crossing(np.einsum("ns,aks->nak", counts / seeds, self.excess, optimize=True), target)
@@ -203,7 +210,8 @@ def run(
     seed: int = 1,
     gradients: Callable[[Floats], Floats] | None = None,
 ) -> Curves:
-    """All arms, from weights of zero, whose shape is (seeds, arms, coordinates). ``gradients``: Batches."""
+    """Runs all arms from weights of zero, whose shape is (seeds, arms, coordinates). ``gradients`` is like
+    Batches."""
     gradients = gradients or Batches(seed)
     weights = np.zeros((SEEDS, len(arms), DIMENSIONS), np.float32)
     optimizers = [arm.optimizer() for arm in arms]
@@ -233,7 +241,7 @@ def run(
 
 
 def joined(runs: Sequence[Curves]) -> Curves:
-    """Runs of the same arms with other seeds, as one."""
+    """Joins runs of the same arms with different seeds."""
     return Curves(
         excess=np.concatenate([one.excess for one in runs], axis=-1),
         epsilon=np.mean([one.epsilon for one in runs], axis=0),

@@ -3,9 +3,9 @@
     python benchmarks/sharing.py --queues 250K,1M,8M --against cubic,bbr --rounds 5
 
 Ranks 0 and 1 average buckets without a pause while host 2 sends into the port of host 0 over TCP. First
-tailcut is alone, then both send, then TCP is alone; the ratio is TCP's rate over tailcut's while both do.
-Rates are of payload, as host 0 receives it, at the ends of ops: 0 means that fewer than two ended. Then four
-ranks do the same alone: how even are the rates of three of them through the port of rank 0?
+tailcut is alone, then both send, then TCP is alone. The ratio is TCP's rate over tailcut's while both send.
+Rates are those of payload, as host 0 receives it, at the ends of ops; 0 means that fewer than two ops ended.
+Then four ranks do the same alone: how even are the rates of three of them through the port of rank 0?
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import tailcut
 from tailcut.tools.testbed import Testbed, load_scenario
 
 PORT = 5201
-SETTLING_S = 1.0  # after the other side has come or gone
+SETTLING_S = 1.0  # the time after the other side has come or gone
 UNITS = {"K": 1_000, "M": 1_000_000}
 
 
@@ -39,7 +39,7 @@ def tell(**values: object) -> None:
 
 
 def average(directory: str, rank: int, ranks: int, until_s: float, bucket_bytes: int, in_flight: int) -> None:
-    """Buckets without a pause until a time that all ranks know."""
+    """Averages buckets without a pause until a time that all ranks know."""
     config = tailcut.Config(codec="raw", deadline_s=30.0)
     with tailcut.Group(rank, ranks, tailcut.FileStore(Path(directory)), config) as group:
         tell(came=group.stats().traffic.received_bytes, at_s=time.monotonic())
@@ -49,7 +49,8 @@ def average(directory: str, rank: int, ranks: int, until_s: float, bucket_bytes:
             report = works.pop(0).wait()
             last_s = [report.links[peer].scatter.last_s for peer in range(ranks) if peer != rank]
             tell(came=group.stats().traffic.received_bytes, at_s=time.monotonic(), last_s=last_s)
-            # The mean decides, for it is the same everywhere: so every rank makes the same number of calls.
+            # The mean decides because it is the same everywhere: so every rank makes the same number of
+            # calls.
             goes_on = bool(buckets[0][0] > 0)
             buckets.append(buckets.pop(0))
             if not goes_on:
@@ -88,7 +89,7 @@ def tcp_send(address: str, algorithm: str, from_s: float, until_s: float) -> Non
 
 
 def rate_mbit_s(lines: list[dict[str, float]], from_s: float, until_s: float) -> float:
-    """Of what came between two times, from the totals told nearest to them."""
+    """The rate of what came between two times, from the totals reported nearest to them."""
     inside = [line for line in lines if from_s <= line.get("at_s", -1.0) <= until_s]
     if len(inside) < 2 or inside[-1]["at_s"] - inside[0]["at_s"] < (until_s - from_s) / 3:
         return 0.0
@@ -97,7 +98,7 @@ def rate_mbit_s(lines: list[dict[str, float]], from_s: float, until_s: float) ->
 
 
 class Round:
-    """Processes on a testbed's hosts, and what they told when all have ended."""
+    """Processes on a testbed's hosts, and what they reported when all have ended."""
 
     def __init__(self, testbed: Testbed) -> None:
         self._testbed = testbed
@@ -115,7 +116,7 @@ class Round:
 
 
 def against_tcp(testbed: Testbed, algorithm: str, phase_s: float) -> tuple[float, float, float, float]:
-    """Mbit/s: tailcut alone, tailcut and TCP together, TCP alone."""
+    """Rates in Mbit/s: tailcut alone, tailcut and TCP together, TCP alone."""
     play = Round(testbed)
     receiver = play.start(0, "tcp_receive")
     assert receiver.stdout

@@ -1,6 +1,6 @@
 """How do tails grow with the number of ranks? P99 of tailcut and of a ring in the same simulated network.
 
-Everything is virtual time: figures are the same on every machine. Draws the picture of docs/simulation.md.
+Everything is in virtual time: figures are the same on every machine. Draws the picture of docs/simulation.md.
 With all numbers of ranks it takes about half an hour; --ranks and --ops make it shorter.
 """
 
@@ -20,11 +20,12 @@ RANKS = "8,16,32,64,128,256,512,1024"
 
 
 WARM_UP = 25
-"""Ops until paths know their rates and bounds are learned."""
+"""Ops until paths know their rates and bounds have been learned."""
 
 
 def ops_for(ranks: int) -> int:
-    """Fewer for more ranks, each of which gives a time; some after the warm-up, so that P99 meets bursts."""
+    """Fewer ops for more ranks, each of which gives a time; enough after the warm-up that P99 meets
+    bursts."""
     return WARM_UP + min(200, 12_800 // ranks)
 
 

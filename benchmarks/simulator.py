@@ -22,7 +22,7 @@ CASES = (
 
 
 def simulate(ranks: int, count: int, ops: int, loss: float) -> tuple[_native.SimResult, float]:
-    """One run, its result checked when nothing is lost; and the CPU-seconds it took."""
+    """One run and the CPU-seconds it took. The result is checked when nothing is lost."""
     spec = _native.SimSpec()
     spec.ranks = ranks
     spec.seed = 1

@@ -1,6 +1,6 @@
 """ε: the error energy that an op adds to the mean gradient, over the energy of that mean (docs/budget.md).
 
-Owns what follows from the sums of squares that owners and receivers keep. Knows nothing of budgets.
+Owns what follows from the sums of squares that owners and receivers keep. It knows nothing of budgets.
 """
 
 from __future__ import annotations
@@ -13,28 +13,32 @@ from tailcut import _native
 _DISTORTION = _native.codec_distortion()
 
 SHARED_ERROR = (0.53, 0.21, 0.116, 0.07, 0.042)
-"""By planes, from 1 on: errors of ranks whose vectors have the correlation ρ correlate by this times ρ³, as
-they share a rotation. From the Hermite series of the code's cells, at ρ = 0.9; more planes: none."""
+"""By planes, from 1 on. The errors of ranks share a rotation: if their vectors have the correlation ρ, their
+errors correlate by this value times ρ³. From the Hermite series of the code's cells, at ρ = 0.9. With more
+planes there is no such correlation."""
 
 LEAST_MEAN = 0.02
-"""The mean's energy without its error is at least this share of what was measured: beyond, all is noise."""
+"""The mean's energy without its error is at least this share of what was measured; below that, all is
+noise."""
 
 
 CORRELATION_ROUNDS = 3
-"""The correlation follows from the mean without its error, and the error from the correlation."""
+"""Rounds of an iteration: the correlation follows from the mean without its error, and the error from the
+correlation."""
 
 
 class Epsilon(NamedTuple):
     """The NMSE of the averaged gradient, by source."""
 
     quantized: float = 0.0
-    """By the planes that were sent, in both stages."""
+    """Caused by the number of planes that were sent, in both stages."""
     trimmed: float = 0.0
-    """By what switches cut off."""
+    """Caused by what switches cut off."""
     lost: float = 0.0
-    """By what did not come, or too late."""
+    """Caused by what did not come, or came too late."""
     absent: float = 0.0
-    """By ranks that were not there to contribute: a smaller batch, and not in ``total``."""
+    """Caused by ranks that were not there to contribute. That is a smaller batch and not part of
+    ``total``."""
 
     @property
     def total(self) -> float:
@@ -42,7 +46,7 @@ class Epsilon(NamedTuple):
         return self.quantized + self.trimmed + self.lost
 
     def sources(self) -> str:
-        """In words, in parentheses; nothing if there are none."""
+        """The sources in words, in parentheses; empty if there are none."""
         parts = ", ".join(f"{name} {value:.2%}" for name, value in self._asdict().items() if value > 5e-5)
         return f" ({parts})" if parts else ""
 
@@ -58,40 +62,41 @@ class Quality(NamedTuple):
 
     epsilon: Epsilon
     correlation: float
-    """Between the contributions of two ranks, on average: 0 independent, 1 all alike."""
+    """The average correlation between the contributions of two ranks: 0 is independent, 1 is all alike."""
 
 
 PERFECT = Quality(NO_ERROR, 0.0)
 
 
 def quality_of(energies: _native.Energies, *, ranks: int, live: int, rows: int = 1) -> Quality:
-    """``ranks`` of the row that the op ran in, of which ``live`` were expected to contribute; ``rows`` like
-    it: errors of their sums average out."""
+    """The quality of an op that ran in a row of ``ranks``, of which ``live`` were expected to contribute.
+    There are ``rows`` such rows, and the errors of their sums average out."""
     e = energies
     coded = e.planes or e.mean_quantized or e.void_coords or e.unseen_coords
     if not (coded or e.void_mean or e.received_lost) and e.sampled * live <= e.contributed:
-        return PERFECT  # raw, and most ops
+        return PERFECT  # most ops of raw
     if not math.isfinite(e.mean + e.contributed + e.received):  # an op with Inf or NaN
         return PERFECT
-    # What nobody has seen is taken to be like the rest.
+    # Blocks that nobody has seen are taken to be like the rest.
     density = _share(e.mean + e.received, e.coords + e.received_coords)
     void, lost = e.void_mean + density * e.void_coords, e.received_lost + density * e.unseen_coords
     received = e.received + density * e.unseen_coords
-    if e.mean + received <= 0:  # all zeros, or nothing came
+    if e.mean + received <= 0:  # the values are all zero, or nothing came
         missing_all = void > 0 or e.void_coords > 0 or e.unseen_coords > 0
         return Quality(Epsilon(lost=1.0), 0.0) if missing_all else PERFECT
     if e.mean <= 0 or e.contributed <= 0:  # nothing of the own shard came
         return Quality(Epsilon(lost=(void + lost) / (void + received)), 0.0)
-    # Squares that were looked at are of the mean of all rows, nominal ones of that of one.
+    # Measured squares are those of the mean of all rows, nominal ones are those of the mean of one row.
     averaged = rows if e.coords else 1
-    count = rows * e.contributed / e.sampled  # of contributions in a mean
+    count = rows * e.contributed / e.sampled  # the number of contributions in a mean
     contributed = e.contributed * rows / averaged
     quantized, trimmed, correlation = _coding_errors(e, count, contributed, averaged)
-    spread = (1 - correlation) * contributed / rows  # of one contribution around the mean
+    spread = (1 - correlation) * contributed / rows  # the energy of one contribution around the mean
     missing = spread * max(0.0, e.sampled / e.contributed - 1 / live)
     absent = spread * max(0.0, 1 / live - 1 / ranks)
     least = LEAST_MEAN * e.mean
-    mean = max(least, e.mean - quantized - trimmed - missing) + void  # of all who were expected
+    # The mean of all ranks that were expected
+    mean = max(least, e.mean - quantized - trimmed - missing) + void
     whole = mean + received  # the own shard does not travel
     return Quality(
         Epsilon(
@@ -107,9 +112,10 @@ def quality_of(energies: _native.Energies, *, ranks: int, live: int, rows: int =
 def _coding_errors(
     e: _native.Energies, count: float, contributed: float, averaged: int
 ) -> tuple[float, float, float]:
-    """Of the mean of ``count`` contributions: by the planes that were sent, by those that were cut off, and
-    the correlation that follows."""
-    # Owners reckon with Gaussian blocks, this rank has looked at its own: the others' are taken to be alike.
+    """The errors of the mean of ``count`` contributions, caused by the planes that were sent and by trimming,
+    and the correlation that follows."""
+    # Owners assume Gaussian blocks. This rank has measured its own blocks, and the others' are taken to be
+    # alike.
     quantized = e.quantized / averaged * _share(e.sent_noise, e.sent_nominal, 1.0)
     trimmed = e.trimmed / averaged
     correlation, shared = 0.0, 1.0  # errors of ranks that correlate do not average out
@@ -126,7 +132,7 @@ def unbiased_nmse(planes: int) -> float:
 
 
 def correlation_of(count: float, mean_share: float) -> float:
-    """Of ``count`` contributions whose mean has this share of the energy of one of them."""
+    """The correlation of ``count`` contributions whose mean has this share of the energy of one of them."""
     return min(1.0, max(0.0, (count * mean_share - 1) / (count - 1))) if count > 1 else 0.0
 
 
@@ -139,7 +145,7 @@ def shared_error(planes: float, correlation: float) -> float:
 def predicted(ranks: int, correlation: float, planes: int, gather_planes: int) -> float:
     """ε of an op that loses nothing, with these planes in SCATTER and GATHER.
 
-    Of ``ranks`` contributions one is the owner's, which is not quantized.
+    One of the ``ranks`` contributions is the owner's, which is not quantized.
     """
     share = (ranks - 1) / ranks / (1 + (ranks - 1) * correlation)
     shared = 1 + max(0, ranks - 2) * shared_error(planes, correlation)

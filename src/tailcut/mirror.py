@@ -1,4 +1,4 @@
-"""The structs of a native report as named tuples, with the same fields (native/protocol/report.hpp).
+"""The structs of a native report as named tuples with the same fields (native/protocol/reports/report.hpp).
 
 Owns what every field means to a user, and how values add up and look in JSON. A class here and the list of
 fields of its native struct are the only two places that know of a field; importing checks that they agree.
@@ -17,55 +17,59 @@ T = TypeVar("T")
 
 Stage = Literal["scatter", "gather"]
 Ending = Literal["all", "grace", "bound", "deadline"]
-"""What ended a stage, and with GATHER the op: everything had come, the grace after the last-percentile
-packets was over (t_C), the stage's own bound (t_B, or its cap), or the deadline of the op."""
+"""What ended a stage, and with GATHER the op. all: everything had come. grace: the grace after the
+last-percentile packets had passed (t_C). bound: the stage's own bound had passed (t_B, or its cap). deadline:
+the op's deadline had passed."""
 
 LR_PERIOD_OPS = 64
-"""A factor of the learning rate holds from an op on whose number is a multiple of this."""
+"""A factor of the learning rate begins to hold at an op whose number is a multiple of this."""
 
 
 class Traffic(NamedTuple):
-    """Packets and bytes: of one op until it ended, or of a group since it opened."""
+    """Packets and bytes, of one op until it ended or of a group since it opened."""
 
     sent_packets: int = 0
     sent_bytes: int = 0
-    """Of an op: until it ended here. Means that peers fetch later are in ``Group.stats()`` only."""
+    """Of an op: until it ended here. Means that peers fetch later are only in ``Group.stats()``."""
     received_packets: int = 0
     received_bytes: int = 0
     multicast_packets: int = 0
     """Of those sent: one datagram for many ranks."""
     resent_packets: int = 0
-    """Of those sent: again, because the receiver reported them lost while the stage was open."""
+    """Of those sent: sent again because the receiver reported them lost while the stage was open."""
     trimmed_packets: int = 0
-    """Of those received: a switch had cut them."""
+    """Of those received: trimmed by a switch."""
     late_packets: int = 0
-    """Contributions and means that came after their stage had ended: not lost, but not in the result."""
+    """Contributions and means that came after their stage had ended: they are not lost, but not in the
+    result."""
 
 
 NO_TRAFFIC = Traffic()
 
 
 class StageReport(NamedTuple):
-    """One stage of an op at this rank. Times are seconds after the rank's own entry, negative before it."""
+    """One stage of an op at this rank. Times are in seconds since the rank's own entry, negative before
+    it."""
 
     planes: int = 0
-    """Bits a coordinate of what this rank sent in it, contributions or its mean; 0: raw, 32-bit floats."""
+    """Bits per coordinate of what this rank sent in the stage, contributions or its mean; 0: raw 32-bit
+    floats."""
     ended_by: Ending = "all"
     began_s: float | None = None
-    """SCATTER: the ⌈N/2⌉-th rank entered, None if that is not known. GATHER: this rank's own shard closed, or
-    it entered, whichever came later."""
+    """SCATTER: the ⌈N/2⌉-th rank entered; None if that is not known. GATHER: this rank's own shard closed, or
+    this rank entered, whichever came later."""
     ended_s: float | None = None
     """SCATTER: this rank's own shard closed. GATHER: the op ended."""
     coords: int = 0
-    """Coordinates that were to come from all ranks, the own one included."""
+    """Coordinates that were to come from all ranks, including this rank."""
     missing: int = 0
     """Of these, those that did not come in time."""
     empty: int = 0
-    """GATHER: those that came EMPTY, because nobody's contribution had reached their owner."""
+    """GATHER: those that came EMPTY because nobody's contribution had reached their owner."""
 
     @property
     def took_s(self) -> float | None:
-        """How long it lasted; None if its start is not known."""
+        """How long the stage lasted; None if its start is not known."""
         if self.began_s is None or self.ended_s is None:
             return None
         return max(0.0, self.ended_s - self.began_s)
@@ -75,7 +79,7 @@ NO_STAGE = StageReport()
 
 
 class LinkStage(NamedTuple):
-    """What came from one rank in one stage: SCATTER, its contribution to this rank's shard; GATHER, the mean
+    """What came from one rank in one stage. SCATTER: its contribution to this rank's shard. GATHER: the mean
     of its own shard."""
 
     coords: int = 0
@@ -85,7 +89,7 @@ class LinkStage(NamedTuple):
     empty: int = 0
     """GATHER: those that came EMPTY."""
     last_s: float | None = None
-    """When the latest packet came, after this rank's own entry; None: nothing came."""
+    """When the latest packet came, since this rank's own entry; None: nothing came."""
 
     @property
     def lost_frac(self) -> float:
@@ -102,7 +106,8 @@ class Link(NamedTuple):
     """One rank, as this rank saw it in an op."""
 
     entered_s: float | None = None
-    """When it entered the op, as far as its packets told, after this rank's own entry; negative: before."""
+    """When it entered the op, as far as its packets told, since this rank's own entry; negative: before
+    it."""
     silent: bool = False
     """Nothing has been heard from it for 3 ops: early exits do not wait for it."""
     abstained: bool = False
@@ -110,16 +115,16 @@ class Link(NamedTuple):
     scatter: LinkStage = LinkStage()
     gather: LinkStage = LinkStage()
     sent_packets: int = 0
-    """Sent to it since the last report."""
+    """DATA packets sent to it since the last report."""
     sent_lost_packets: int = 0
-    """Sent to it, and found lost since the last report."""
+    """DATA packets sent to it that were found lost since the last report."""
     received_packets: int = 0
-    """Received from it since the last report."""
+    """DATA packets received from it since the last report."""
     received_lost_packets: int = 0
-    """Missing between those that were received from it since the last report."""
+    """DATA packets that are missing between those received from it since the last report."""
     lacked_frac: float = 0.0
-    """The share of this rank's mean that it says to have lacked in an op, of what it has told since the last
-    report the largest."""
+    """The share of this rank's mean that it says it lacked in an op; the largest one told since the last
+    report."""
 
     @property
     def sent_lost_frac(self) -> float:
@@ -128,7 +133,7 @@ class Link(NamedTuple):
 
     @property
     def received_lost_frac(self) -> float:
-        """The share of the packets from it that is missing between others."""
+        """The share of the packets from it that are missing between others."""
         if not self.received_lost_packets:
             return 0.0
         return self.received_lost_packets / (self.received_packets + self.received_lost_packets)
@@ -141,7 +146,7 @@ class LateCompletion(NamedTuple):
     stage: Stage
     length: int
     took_s: float
-    """What the stage really took, from its start as in ``StageReport``."""
+    """How long the stage really took, from its start as in ``StageReport``."""
 
 
 class LrScale(NamedTuple):
@@ -172,7 +177,7 @@ def summed(a: T, b: T) -> T:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it: structs as objects by the names of their fields."""
+    """The value as JSON has it: structs become objects with the names of their fields."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if isinstance(value, Enum):

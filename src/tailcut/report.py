@@ -1,4 +1,4 @@
-"""What an op cost: frozen values, made once when the op ends."""
+"""What an op cost: frozen values that are made once, when the op ends."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tailcut.mirror import (
 Status = Literal["complete", "partial", "behind"]
 
 LR_DIGITS = 3
-"""Of a factor of the learning rate, which travels as fp32 and is to be the same number everywhere."""
+"""Digits of a factor of the learning rate, which travels as fp32 and must be the same number everywhere."""
 
 
 class Verdict(str, Enum):
-    """What a rank was to this one in an op (docs/time.md)."""
+    """How this rank judges another one in an op (docs/time.md)."""
 
     ON_TIME = "on time"
     COMPUTE_LATE = "compute-late"
     """It entered late."""
     NETWORK_LATE = "network-late"
-    """It entered on time; its packets came late, or were still coming when the stage ended."""
+    """It entered on time, but its packets came late or were still coming when the stage ended."""
     LOSSY_FROM = "lossy link from it"
     LOSSY_TO = "lossy link to it"
     SILENT = "silent"
@@ -53,46 +53,47 @@ class Report:
 
     seq: int
     status: Status
-    """complete: all means came; partial: the op ended before, ``ended_by`` says why, and what did not come is
-    zero; behind: see ``behind_ops``."""
+    """complete: all means came. partial: the op ended before that; ``ended_by`` says why, and what did not
+    come is zero. behind: see ``behind_ops``."""
     length: int
     """Coordinates of the bucket."""
     elapsed_s: float
     behind_ops: int = 0
-    """Above 0: this rank was that many ops behind, more than the window; nothing was reduced, the bucket is
-    zero, the rank's seq is now the group's, and it contributes nothing until ``Group.resynced()``."""
+    """Above 0: this rank was that many ops behind, which is more than the window. Nothing was reduced, the
+    bucket is zero, the rank's seq is now the group's, and it contributes nothing until
+    ``Group.resynced()``."""
     key: Hashable = None
-    """Of the bucket, as ``allreduce`` was given it."""
+    """The bucket's key, as passed to ``allreduce``."""
     contributed: bool = True
     non_finite: bool = False
-    """Some rank's bucket held an Inf or a NaN; so does the result, on every rank that learned of it."""
+    """Some rank's bucket held an Inf or a NaN. So does the result, on every rank that learned of it."""
     lost_frac: float = 0.0
     """The share of the result that is zero because its mean did not come or was EMPTY."""
     epsilon: Epsilon = NO_ERROR
     """The error that this op added to the mean, by source, as far as this rank knows (docs/budget.md)."""
     correlation: float = 0.0
-    """Between the contributions of two ranks, on average: 0 independent, 1 all alike."""
+    """The average correlation between the contributions of two ranks: 0 is independent, 1 is all alike."""
     verdicts: tuple[Verdict, ...] = ()
-    """Who was late, and why (docs/time.md); in the order of ``members``, as ``links`` are."""
+    """Who was late and why (docs/time.md), in the order of ``members``, like ``links``."""
 
     scatter: StageReport = NO_STAGE
     """This rank as owner: contributions to its shard."""
     gather: StageReport = NO_STAGE
     """This rank as receiver: the means of all shards."""
     links: tuple[Link, ...] = ()
-    """What this rank saw of every member: by rank, and in a grid by place in ``members`` (``link``)."""
+    """What this rank saw of every member, by rank; in a grid, by place in ``members`` (see ``link``)."""
     members: Sequence[int] = ()
-    """The ranks of the links: all, or in a grid those of this rank's row (docs/grid.md)."""
+    """The ranks of the links: all of them, or in a grid those of this rank's row (docs/grid.md)."""
     traffic: Traffic = NO_TRAFFIC
     late: tuple[LateCompletion, ...] = ()
     """Stages of earlier ops that have turned out complete since the last report."""
     late_coords: int = 0
-    """Coordinates of the op before whose means came after its end, and before the end of this one."""
+    """Coordinates of the previous op whose means came after its end and before the end of this one."""
     lr_scale: LrScale | None = None
-    """The factor of the learning rate that rank 0 has announced last, as far as this rank has heard."""
+    """The factor of the learning rate that rank 0 announced last, as far as this rank has heard."""
     column: tuple[Report, ...] = ()
-    """In a grid: the ops of this rank's column that have ended since its last report. There, contributions
-    are the sums of rows."""
+    """In a grid: the ops of this rank's column that have ended since its last report. Their contributions are
+    the sums of rows."""
 
     def __post_init__(self) -> None:
         if not self.members:
@@ -100,12 +101,12 @@ class Report:
 
     @property
     def ended_by(self) -> Ending:
-        """What ended the op, which ends with GATHER."""
+        """What ended the op; the op ends with GATHER."""
         return self.gather.ended_by
 
     @cached_property
     def missing_from(self) -> tuple[int, ...]:
-        """Ranks whose contribution to this rank's shard, or whose mean, is missing in part or whole."""
+        """Ranks whose contribution to this rank's shard, or whose mean, is missing in part or as a whole."""
         return tuple(
             rank
             for rank, link in zip(self.members, self.links, strict=False)
@@ -114,7 +115,7 @@ class Report:
 
     @property
     def size(self) -> int:
-        """What decides how long an op takes."""
+        """The size that decides how long an op takes."""
         return size_of(self.length, self.scatter.planes, self.gather.planes)
 
     def link(self, rank: int) -> Link:
@@ -123,12 +124,13 @@ class Report:
 
     def judged(self, verdicts: tuple[Verdict, ...]) -> Report:
         """This report with its verdicts."""
-        report = object.__new__(Report)  # dataclasses.replace takes 15 µs for it, in every op
+        report = object.__new__(Report)  # dataclasses.replace would take 15 µs, in every op
         vars(report).update(vars(self), verdicts=verdicts)
         return report
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field by its name, in values that JSON has; a key that JSON does not have is a string."""
+        """Every field by its name, as values that JSON has. A key that JSON does not have becomes a
+        string."""
         values = {name: plain(getattr(self, name)) for name in self.__dataclass_fields__}
         return {**values, "ended_by": self.ended_by, "missing_from": list(self.missing_from)}
 
@@ -141,7 +143,7 @@ class Report:
 
 
 def size_of(length: int, planes: int, gather_planes: int) -> int:
-    """An op's bytes, in coordinates of 16 planes; of raw, where planes are 0, its coordinates."""
+    """An op's bytes, counted in coordinates of 16 planes. With raw, where planes are 0, its coordinates."""
     return length * ((planes or 16) + (gather_planes or 16)) // 32
 
 
@@ -202,7 +204,7 @@ def _announced(heard: LrScale) -> LrScale | None:
 def outcome_of(
     native: _native.OpReport, grid: GridLayout, rank: int, key: Hashable = None, failure: str = ""
 ) -> Report | TailcutError:
-    """The report, or the error that ``wait()`` raises. ``failure``: what the lane says of its engine."""
+    """The report, or the error that ``wait()`` raises. ``failure`` is what the lane says of its engine."""
     status = native.status
     if status in _RESULTS or status == "behind":
         return _from_native(native, grid.row(rank), grid.column(rank), grid.rows, key)

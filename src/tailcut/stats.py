@@ -11,19 +11,19 @@ from tailcut.mirror import NO_TRAFFIC, Traffic, plain, summed
 
 
 class OpBounds(NamedTuple):
-    """What an op may take at most, by ``Config.deadline_s`` and the ops before it (docs/time.md)."""
+    """What an op may take at most, derived from ``Config.deadline_s`` and earlier ops (docs/time.md)."""
 
     scatter_s: float
     """t_B of SCATTER, from the entry of the majority."""
     scatter_cap_s: float
-    """SCATTER from the entry of the first rank."""
+    """The longest SCATTER, from the entry of the first rank."""
     gather_s: float
     """t_B of GATHER, from the close of the rank's own shard, or from its own entry if that is later."""
     scatter_grace_s: float
-    """t_C: what SCATTER still waits when the last-percentile packets of all ranks have come."""
+    """t_C: how long SCATTER still waits when the last-percentile packets of all ranks have come."""
     gather_grace_s: float
     deadline_s: float
-    """The whole op, from the rank's own entry."""
+    """The longest op, from the rank's own entry."""
 
 
 @dataclass
@@ -32,60 +32,61 @@ class Stats:
 
     ops: int = 0
     partial_ops: int = 0
-    """Ops that ended before all means had come, by the deadline or a bound derived from it."""
+    """Ops that ended before all means had come, because of the deadline or a bound derived from it."""
     lossy_ops: int = 0
     """Ops with zeros in the result because a mean did not come or was EMPTY."""
     short_means: int = 0
-    """Ops in whose mean, in this rank's own shard, a part of somebody's contribution is missing."""
+    """Ops in which this rank, as owner, computed a mean without a part of some rank's contribution."""
     behind_ops: int = 0
-    """Ops that this rank was behind when it had to rejoin the group."""
+    """How many ops this rank was behind when it had to rejoin the group."""
     coordinates: int = 0
-    """Of all results."""
+    """Coordinates of all results."""
     lost_coordinates: int = 0
-    """Zeros in them because a mean did not come or was EMPTY."""
+    """Of these, zeros because a mean did not come or was EMPTY."""
     late_coordinates: int = 0
-    """Of those that did not come: means that came by the end of the next op."""
+    """Of the lost coordinates, those whose mean came by the end of the next op."""
     late_completions: int = 0
-    """Stages that were cut, and all of whose missing packets came later."""
+    """Stages that were cut and whose missing packets all came later."""
     traffic: Traffic = NO_TRAFFIC
     feedback_packets: int = 0
-    """Sent, without values: what has come, how far this rank is, goodbyes."""
+    """Packets sent without values: what has come, how far this rank is, goodbyes."""
     feedback_bytes: int = 0
     probe_packets: int = 0
-    """Of the feedback: asks for an answer."""
+    """Of the feedback packets, those that ask for an answer."""
     lost_packets: int = 0
     """Contributions and means that were sent and found lost."""
     evicted_means: int = 0
-    """Means given up before a late peer had fetched them: the window or the pool was too small."""
+    """Means evicted before a late peer had fetched them: the window or the pool was too small."""
     evicted_shards: int = 0
-    """Shards of ops not entered yet that this rank gave up serving, because the pool was too small."""
+    """Shards evicted in ops that this rank had not entered yet, because the pool was too small."""
     uncorrected_packets: int = 0
-    """Received ones that a switch has trimmed without correcting their lengths."""
+    """Packets received that a switch had trimmed without correcting their lengths."""
     contributing: bool = True
     """False after this rank was too far behind, until ``resynced()``."""
     rejected: dict[str, int] = field(default_factory=dict)
     """Datagrams dropped, by reason (docs/wire-format.md)."""
     blocked_sends: int = 0
-    """Times that the kernel had no room for a packet, which was then sent later."""
+    """How often the kernel had no room for a packet, which was then sent later."""
     failed_sends: int = 0
     """Packets that the kernel refused to send."""
     pool_used_bytes: int = 0
-    """Of ``Config.pool_bytes``, now."""
+    """How much of ``Config.pool_bytes`` is in use now."""
     memory_bytes: int = 0
-    """Beside the buckets, now."""
+    """Memory in use now, without the buckets."""
     rtt_s: tuple[float, ...] = ()
     """Last smoothed round-trip time to each rank, 0 while unknown."""
     bounds: dict[int, OpBounds] = field(default_factory=dict)
-    """What the next op may take, by size class: the key is the class's largest size, in coordinates of 16
-    planes (of raw, as they are)."""
+    """The bounds of the next op, by size class. The key is the class's largest size, in coordinates of 16
+    planes; with raw, in coordinates."""
     epsilon: Epsilon = NO_ERROR
-    """What the ops have added to the error of the mean gradient, by source: their mean (docs/budget.md)."""
+    """What the ops have added to the error of the mean gradient, by source: the mean over ops
+    (docs/budget.md)."""
     recent_epsilon: Epsilon = NO_ERROR
-    """The same, of the latest ops."""
+    """The same for the latest ops."""
     budget: float = 0.0
-    """What ``epsilon.total`` may be."""
+    """The limit for ``epsilon.total``."""
     lr_scale: float = 1.0
-    """1/(1 + ε), announced by rank 0 and alike on all ranks: a factor for the learning rate, if you like."""
+    """1/(1 + ε), announced by rank 0 and equal on all ranks: an optional factor for the learning rate."""
     verdicts: tuple[dict[str, int], ...] = ()
     """By rank: in how many ops it was on time, compute-late, network-late, lossy or silent."""
     drop_share: tuple[float, ...] = ()
@@ -109,7 +110,7 @@ class Stats:
         return text if self.contributing else f"{text}; too far behind, contributes nothing until resynced"
 
     def _notes(self) -> list[str]:
-        """Of ranks that were often late, lossy or silent: the worst three."""
+        """Notes on the worst three of the ranks that were often late, lossy or silent."""
         often = []
         for rank, counts in enumerate(self.verdicts):
             faults = {verdict: count for verdict, count in counts.items() if verdict != "on time" and count}
@@ -122,16 +123,17 @@ class Stats:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field and ``lost_frac`` by name, in values that JSON has: named tuples (``traffic``,
-        ``epsilon``, each of the ``bounds``) as objects, tuples by rank as lists."""
+        """Every field and ``lost_frac`` by name, as values that JSON has. Named tuples (``traffic``,
+        ``epsilon``, each of the ``bounds``) become objects, and tuples by rank become lists."""
         return {**{f.name: plain(getattr(self, f.name)) for f in fields(self)}, "lost_frac": self.lost_frac}
 
     def counts(self) -> dict[str, Any]:
-        """What only ever grows, and so adds up over the runs of one training; as plain values."""
+        """The totals that only ever grow and so add up over the runs of one training, as plain values."""
         return {name: plain(getattr(self, name)) for name in _COUNTS}
 
     def plus(self, counts: Mapping[str, Any]) -> Stats:
-        """These totals and the counts of earlier runs; a count this version does not know is left out."""
+        """These totals plus the counts of earlier runs. A count that this version does not know is left
+        out."""
         sums = {name: getattr(self, name) for name in _COUNTS if name != "traffic"}
         earlier = counts.get("traffic", {})
         traffic = Traffic(**{name: earlier.get(name, 0) for name in Traffic._fields})
@@ -143,12 +145,12 @@ class Stats:
 
 
 _LEVELS = ("pool_used_bytes", "memory_bytes")
-"""What is so now, and does not add up."""
+"""Fields that say what is in use now, and so do not add up."""
 
 _COUNTS = tuple(f.name for f in fields(Stats) if type(f.default) in (int, Traffic) and f.name not in _LEVELS)
 
 _OFTEN = 0.01
-"""The share of ops from which on a rank's verdicts are worth a word."""
+"""A rank's verdicts are mentioned if more than this share of its ops had a fault."""
 
 
 def _with_unit(count_bytes: float) -> str:

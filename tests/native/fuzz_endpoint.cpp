@@ -1,6 +1,6 @@
 // Coverage-guided fuzzing of the endpoint. The input is a script of what a group, a clock and a hostile
-// network may do to it. All ranks are real endpoints, so that forged datagrams meet real states. Every rank is
-// held to the same invariants, and a broken one aborts.
+// network may do to it. All ranks are real endpoints, so that forged datagrams meet real states. Every rank
+// is held to the same invariants, and a broken one aborts.
 //
 //   fuzz_endpoint -max_len=4096 NEW_CORPUS tests/native/corpus      explore
 //   fuzz_endpoint FILE                                              replay one input

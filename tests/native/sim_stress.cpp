@@ -1,6 +1,6 @@
 // Random fault schedules through the simulated network. Every schedule is a seed:
 //
-// sim_stress [SEEDS = 300] [FIRST = 1]
+//   sim_stress [SEEDS = 300] [FIRST = 1]
 //
 // Whatever the faults, each op of a living rank is reported once and in time, and each granule of a result is
 // the rank-order mean of contributions, the same at every rank that holds it, or zero. Without faults, the

@@ -1,1 +1,1 @@
-"""Decisions once per op: plain values from plain values. No clock, no I/O."""
+"""Decisions that are made once per op: plain values from plain values, without a clock and without I/O."""

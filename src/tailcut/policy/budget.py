@@ -1,6 +1,6 @@
 """What the ops so far have added to the mean's error, and whether that is within the budget.
 
-Owns ε over ops: smoothed, for decisions, and in total, for the user. Decides nothing itself.
+Owns ε over ops: smoothed for decisions, and in total for the user. It decides nothing itself.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from tailcut.mirror import LR_PERIOD_OPS, LrScale
 from tailcut.report import LR_DIGITS, Report
 
 RECENT_OPS = 20
-"""The smoothed ε remembers about so many of the longest buckets; shorter ones weigh less."""
+"""The smoothed ε remembers about this many of the longest buckets; shorter ones weigh less."""
 
 LEAST_OPS = 20
-"""Ops before an excess is one: the first ones find rates and bounds."""
+"""Ops before an excess counts: during the first ones, rates and bounds are still being learned."""
 
 EXCESS = 1.1
-"""Times the budget: what the smoothed ε may reach by chance."""
+"""The smoothed ε may reach this many times the budget by chance."""
 
 PERSISTENT_OPS = 100
-"""So many ops in a row over budget are no burst: the user's hook is called."""
+"""After this many ops in a row over budget, which are no burst, the user's hook is called."""
 
 
 class Spending:
@@ -43,7 +43,7 @@ class Spending:
         self._ops += 1
         self._coordinates += length
         self._longest = max(self._longest, length)
-        if any(epsilon) or any(self.recent):  # of raw ops it is mostly nothing, and this runs in every op
+        if any(epsilon) or any(self.recent):  # raw ops mostly have none, and this runs in every op
             weight = max(1 / self._ops, 1 / RECENT_OPS) * length / self._longest
             pairs = list(zip(self._sums, self.recent, epsilon, strict=True))
             self._sums = Epsilon(*[total + length * new for total, _, new in pairs])
@@ -62,18 +62,18 @@ class Spending:
 
     @property
     def persistent(self) -> bool:
-        """Whether they do so again and again; once true, it is so until the excess ends."""
+        """Whether they have done so for many ops in a row; once true, it stays so until the excess ends."""
         return self._ops_over >= PERSISTENT_OPS
 
 
 LR_STEP = 0.005
-"""Factors of the learning rate are rounded to this: a change is an event, not noise."""
+"""Factors of the learning rate are rounded to this, so that a change is an event and not noise."""
 
 LR_AHEAD_PERIODS = 2
-"""A factor is announced so far ahead: 64 to 128 ops, in each of which every rank hears it several times."""
+"""A factor is announced this far ahead: 64 to 128 ops, in each of which every rank hears it several times."""
 
 LR_REPEAT_PERIODS = 1 << 12
-"""One that still holds is announced again: periods are numbers of 16 bits."""
+"""A factor that still holds is announced again after this many periods, because a period has only 16 bits."""
 
 LEAST_LR = 0.05
 """Smaller factors from the network are refused."""
@@ -82,19 +82,19 @@ _PERIODS = 1 << 16
 
 
 class LrOffer:
-    """The factor 1/(1 + ε) of the learning rate, which rank 0 announces ahead of the op from which it holds.
+    """The factor 1/(1 + ε) of the learning rate. Rank 0 announces it ahead of the op from which on it holds.
 
-    Every rank passes on what it has heard, and all of them change it at the same op.
+    Every rank passes on what it has heard, and all ranks change the factor at the same op.
     """
 
     def __init__(self, *, offers: bool) -> None:
         self._offers = offers
         self.scale = 1.0
-        """Of the latest op."""
+        """The factor of the latest op."""
         self.latest: LrScale | None = None
 
     def after(self, report: Report, recent: Epsilon) -> None:
-        """``recent``: ε, smoothed."""
+        """Learn from an op that has ended. ``recent`` is the smoothed ε."""
         if report.status == "behind":
             return
         period = report.seq // LR_PERIOD_OPS
@@ -107,7 +107,8 @@ class LrOffer:
             self._offer(period, 1 / (1 + max(0.0, recent.total)))
 
     def _offer(self, period: int, factor: float) -> None:
-        # One at a time, and the next a period after this one holds: ranks that are behind must not miss it.
+        # There is one announcement at a time, and the next comes a period after this one holds: ranks that
+        # are behind must not miss it.
         if self.latest is not None and not _later(period, self.latest.period):
             return
         scale = max(LEAST_LR, round(round(factor / LR_STEP) * LR_STEP, LR_DIGITS))

@@ -1,7 +1,7 @@
 """t_B: how long a stage may last, learned from how long stages take.
 
-Owns the bounds of a stage before and after something is known of it. A stage starts with the entry of the
-majority (SCATTER), with the close of the own shard or the own entry (GATHER).
+Owns the bounds of a stage before and after something is known of it. SCATTER starts with the entry of the
+majority; GATHER starts with the close of the own shard or with the own entry.
 """
 
 from __future__ import annotations
@@ -12,40 +12,45 @@ from tailcut import _native
 from tailcut.stats import OpBounds
 
 SCATTER_SHARE = 0.5
-"""t_B of SCATTER as a share of the deadline, at most: SCATTER and GATHER move the same bytes."""
+"""The largest t_B of SCATTER, as a share of the deadline: SCATTER and GATHER move the same bytes."""
 
 SCATTER_CAP_SHARE = 0.75
-"""The cap from the first arrival: the rank that entered first still has a quarter left for its GATHER."""
+"""The cap from the first entry, as a share of the deadline: the rank that entered first still has a quarter
+left for its GATHER."""
 
 LEAST_SHARE = 1 / 200
-"""t_B as a share of the deadline, at least (50 ms of 10 s): who allows an op seconds does not want parts of
-gradients dropped to save milliseconds. On a quiet 2-core host an op of 0.1 ms takes 2 ms at times, or 4."""
+"""The smallest t_B, as a share of the deadline (50 ms of 10 s). A user who allows an op seconds does not want
+parts of gradients dropped to save milliseconds. On a quiet 2-core host an op of 0.1 ms at times takes 2 ms,
+or 4."""
 
 WINDOW = 23
-"""Samples that t_B comes from. Few enough for it to fall within 20 ops: no more than three are older then."""
+"""Samples that t_B is derived from. They are few enough for t_B to fall within 20 ops: after these, at most
+three older samples are left."""
 
 WARM_UP = 5
-"""Samples before t_B is trusted: the second highest of 5 is not that of a slow first op."""
+"""Samples needed before t_B is trusted: the second highest of 5 is not that of a slow first op."""
 
 PERCENTILE = 90
-"""Of the samples in the window, rounded down: the fourth highest, so that three bursts in the time of a
-window do not lengthen the wait for the next. OptiReduce has 95. With that and 16 samples, P99 over P50 of
-tail-3 was 1.12 to 1.84 in eight seeds, 1.17 in the middle; with these the middle one is 1.12."""
+"""Percentile of the samples in the window, rounded down. This is the fourth highest, so that three bursts
+within a window do not lengthen the wait for the next. OptiReduce uses 95. With 95 and 16 samples, P99 over
+P50 of tail-3 was 1.12 to 1.84 in eight seeds with a median of 1.17; with these values the median is 1.12."""
 
 MARGIN = 0.10
-"""Over the percentile. Where stages hardly vary, one that was hit ends 10 % later than the others and not
-more; of those whose times vary by 10 % (lognormal) this cuts 3 %, by 30 % 11 %."""
+"""Added to the percentile, as a share of it. Where stages hardly vary, one that was hit ends only 10 % later
+than the others. Of stages whose times vary by 10 % (lognormal) this cuts 3 %; of those that vary by 30 %, 11
+%."""
 
 LEAST_MARGIN_S = 0.010
-"""Hosts do not get to run for that long at times, and the pace of short ops varies by as much."""
+"""Hosts at times do not get to run for this long, and the pace of short ops varies by as much."""
 
 CUT_FACTOR = 2.0
-"""A stage that was cut has taken so many times the time at which it was, unless late packets tell: from times
-that it cut itself, t_B could only ever fall."""
+"""A stage that was cut counts as this many times the time at which it was cut, unless late packets tell its
+real time. From times that t_B itself cut, t_B could only ever fall."""
 
 TAIL_OPS = 4
-"""So many stages in a row that were cut, at most, are one event, and one sample: a burst of other traffic is
-the tail that t_B is there to cut. More, and the network has become slower: then each of them counts."""
+"""Up to this many stages in a row that were cut are one event, and one sample: a burst of other traffic is
+the tail that t_B is there to cut. If there are more, the network has become slower, and each of them
+counts."""
 
 
 class StageBound:
@@ -56,25 +61,25 @@ class StageBound:
         self._least_s = least_s
         self._most_s = most_s
         self._high_s = 0.0  # the percentile of the samples
-        # What a sample stands for: by op, how long its stage took, or the guess for one that was cut.
+        # A sample: by op, how long its stage took, or the guess for one that was cut.
         self._samples: deque[dict[int, float]] = deque(maxlen=WINDOW)
         self._cuts_in_a_row = 0
 
     @property
     def known(self) -> bool:
-        """Whether the warm-up is over; until then the bound is the longest."""
+        """Whether the warm-up is over. Until then the bound is the longest."""
         return len(self._samples) >= WARM_UP
 
     def completed(self, seq: int, took_s: float) -> None:
-        """A stage in which everything came that was waited for."""
+        """A stage ended in which everything came that was waited for."""
         self._cuts_in_a_row = 0
         self._samples.append({seq: took_s})
         self._derive()
 
     def cut(self, seq: int, after_s: float) -> None:
-        """A stage that ended before everything had come."""
+        """A stage ended before everything had come."""
         took_s = CUT_FACTOR * after_s
-        if took_s < self._high_s:  # by the deadline or the cap: that says nothing of what is usual
+        if took_s < self._high_s:  # the deadline or the cap cut it, which says nothing of what is usual
             return
         self._cuts_in_a_row += 1
         if self._cuts_in_a_row == TAIL_OPS + 1:
@@ -86,9 +91,10 @@ class StageBound:
         self._derive()
 
     def came_late(self, seq: int, took_s: float) -> None:
-        """What a stage that was cut has really taken; nothing if that is too long ago.
+        """It is known now what a stage that was cut has really taken. Ignored if that is too long ago.
 
-        What comes after the end waits for ops that are alive: a time far above the guess is not the stage's.
+        What comes after the end waits for ops that are alive, so a time far above the guess is not the
+        stage's.
         """
         for sample in self._samples:
             if seq in sample:
@@ -104,7 +110,7 @@ class StageBound:
 
 
 def fixed(deadline_s: float) -> OpBounds:
-    """What holds while nothing is known: the deadline divided between the stages, and no early exit."""
+    """The bounds while nothing is known: the deadline divided between the stages, without early exit."""
     return OpBounds(
         scatter_s=SCATTER_SHARE * deadline_s,
         scatter_cap_s=SCATTER_CAP_SHARE * deadline_s,

@@ -1,6 +1,7 @@
-"""What every op of a rank starts with: the bounds of its row and those of its column, and its planes.
+"""Decides the terms of every op of a rank: the bounds of its row and of its column, and its planes.
 
-Owns what goes over the whole group: planes, what was spent of the budget, the factor of the learning rate.
+Owns what concerns the whole group: planes, the part of the budget that was spent, the factor of the learning
+rate.
 """
 
 from __future__ import annotations
@@ -15,28 +16,28 @@ from tailcut.report import Report, size_of
 from tailcut.stats import OpBounds
 
 COLUMN_SHARE = 0.25
-"""The deadline of a column's op as a share of the deadline: its bytes are few, and what is left after SCATTER
-in the row, half of the deadline, must do for GATHER too."""
+"""The deadline of a column's op, as a share of the deadline. Its bytes are few. What is left after SCATTER in
+the row, half of the deadline, must suffice for GATHER too."""
 
 
 class RowSteering(Steering):
-    """Cuts SCATTER as a flat group does. GATHER waits for columns, which wait for all rows: a t_B learned in
-    quiet ops would make one late row many (in simulation, one burst cost a quarter of the following results).
-    """
+    """Cuts SCATTER as a flat group does. GATHER waits for columns, which wait for all rows. A t_B that was
+    learned in quiet ops would make many late rows out of one (in simulation, one burst cost a quarter of the
+    following results)."""
 
     def bounds(self, size: int) -> OpBounds:
         return super().bounds(size)._replace(gather_s=self._longest.gather_s)
 
 
 class ColumnSteering(RowSteering):
-    """Waits for all rows but silent ranks': a sum stands for many contributions."""
+    """Waits for all rows except those of silent ranks, because a sum stands for many contributions."""
 
     def bounds(self, size: int) -> OpBounds:
         return super().bounds(size)._replace(scatter_s=self._longest.scatter_s)
 
 
 class GridSteering:
-    """A ``Steering`` for the row and one for the column, which is a part of the row's GATHER."""
+    """A ``Steering`` for the row and one for the column, whose op is a part of the row's GATHER."""
 
     def __init__(
         self,
@@ -77,11 +78,11 @@ class GridSteering:
         self._planes: PlanesPolicy = (
             FixedPlanes(planes) if planes else AdaptivePlanes(grid.ranks, budget, trimmable=trimmable)
         )
-        # Lanes number their ops apart: there is no op after which all ranks could change it.
+        # Each lane numbers its own ops, so there is no op from which on all ranks could change the factor.
         self._lr = LrOffer(offers=rank == 0 and lanes == 1)
 
     def terms(self, length: int) -> _native.Terms:
-        """For the next op of a bucket of this many coordinates."""
+        """The terms of the next op of a bucket of this many coordinates."""
         planes = self._planes.choice
         offer = self._lr.latest
         terms = _native.Terms(
@@ -100,7 +101,8 @@ class GridSteering:
         return terms.with_column(self._column.native_bounds(length), self._column.incast)
 
     def after(self, report: Report, now_s: float) -> Report:
-        """Learn from an op that ended at ``now_s``, in the order of ending; its report with verdicts."""
+        """Learn from an op that ended at ``now_s``; called in the order of ending. Returns its report with
+        verdicts."""
         if self._column is not None:
             for column in report.column:
                 self._column.after(column, now_s)
@@ -111,7 +113,7 @@ class GridSteering:
         return self._row.after(report, now_s)
 
     def excess(self) -> BudgetExceeded | None:
-        """What ``wait()`` raises, if the ops have cost too much and the user wants to know so."""
+        """The error that ``wait()`` raises if the ops have cost too much and the user wants to be told."""
         if self._over_budget != "raise" or not self.spending.over:
             return None
         return BudgetExceeded(
@@ -121,22 +123,23 @@ class GridSteering:
 
     @property
     def lr_scale(self) -> float:
-        """1/(1 + ε), the same on all ranks in the same op: what the learning rate may be multiplied by."""
+        """1/(1 + ε), the same on all ranks in the same op: a factor for the learning rate."""
         return self._lr.scale
 
     @property
     def known_bounds(self) -> dict[int, OpBounds]:
-        """By the largest size of every size class in use."""
+        """The bounds of every size class in use, by the class's largest size."""
         return self._row.known_bounds
 
     @property
     def drop_share(self) -> tuple[float, ...]:
-        """By rank: in which share of the latest ops its contribution to this rank's shard was not used."""
+        """By rank: the share of the latest ops in which its contribution to this rank's shard was not
+        used."""
         return self._grid.spread(self._row.drop_share, self._rank, 0.0)
 
     @property
     def verdicts(self) -> tuple[dict[str, int], ...]:
-        """By rank: how often each verdict was given; nothing for ranks outside the row."""
+        """By rank: how often each verdict was given. It is empty for ranks outside the row."""
         return self._grid.spread(self._row.verdicts, self._rank, {})
 
     def describe(self) -> str:
@@ -150,9 +153,9 @@ class GridSteering:
         return self._planes.describe()
 
     def take_alarms(self) -> list[str]:
-        """What the user should be told now, once."""
+        """The warnings that the user has not been told yet."""
         return self._row.take_alarms() + (self._column.take_alarms() if self._column is not None else [])
 
     def take_news(self) -> list[str]:
-        """What was decided since the last call, and why: for one rank to say."""
+        """What was decided since the last call, and why; one rank prints it."""
         return self._planes.take_news()

@@ -1,7 +1,7 @@
-"""How many planes to send: what makes (time per step) × (1 + ε) least within the budget.
+"""How many planes to send: the number that makes (time per step) × (1 + ε) least within the budget.
 
 Owns the trial in which the time of a plane is measured, and the choice. One choice serves all size classes:
-a plane takes as long a coordinate and errs as much in all of them (docs/budget.md).
+per coordinate, a plane costs the same time and the same error in all of them (docs/budget.md).
 """
 
 from __future__ import annotations
@@ -18,44 +18,49 @@ from tailcut.report import Report
 MOST_PLANES = 16
 
 FIRST_STEPS = 12
-"""Steps with few planes at the start, of which half are not looked at: paths find their rates."""
+"""Steps with few planes at the start. Half of them are ignored: paths still find their rates."""
 
 TRIAL_STEPS = 8
-"""Steps in a row with as many planes, in which those are timed."""
+"""Steps in a row with the same planes, which are timed."""
 
 CLEAR, CLEAR_STEPS = 1.1, 3
-"""A trial ends when so many steps with more planes have all been so many times slower than those with few."""
+"""A trial ends early when CLEAR_STEPS steps with more planes have all been CLEAR times slower than those with
+few."""
 
 SETTLING_STEPS = 2
-"""Of these, the first ones are not looked at: ops of before are still in flight."""
+"""The first of these steps are ignored: ops from before are still in flight."""
 
 REVIEW_STEPS = 250
-"""So often the choice is reviewed: correlations between ranks change in a training."""
+"""The choice is reviewed this often: correlations between ranks change during a training."""
 
 WORTH = 0.02
-"""A review changes the choice for no less than this share of a step."""
+"""A review changes the choice only if that saves at least this share of a step."""
 
 OTHER_PACE = 1.5
-"""Steps that are so many times slower or faster than when the choice was made call for a new trial, ..."""
+"""Steps that are this many times slower or faster than when the choice was made call for a new trial."""
 
 TRIAL_EVERY_STEPS = 1000
-"""... but no sooner than that after the last one."""
+"""A new trial begins no sooner than this after the last one."""
 
 LEAST_ROOM = 0.25
-"""The share of the budget that planes may spend, whatever the network loses: all planes would not mend it."""
+"""Planes may spend at least this share of the budget, whatever the network loses: sending all planes would
+not make up for the loss."""
 
 NEAR = 0.95
-"""Fewer planes than now must leave this much room: ε is an estimate, and the choice must not waver."""
+"""Fewer planes than now must fit into this share of the room: ε is an estimate, and the choice must not
+waver."""
 
 MOST_BIAS = 2.0
-"""Between ε as measured and as predicted; single ops are off by more when gradients are spikes."""
+"""Largest ratio between ε as measured and as predicted. Single ops deviate by more when gradients are
+spikes."""
 
 TRIMMED_SHARE = 0.2
-"""Of the budget: from there on packets are made so short that a switch that trims leaves them whole."""
+"""If trimming costs more than this share of the budget, packets are made so short that a trimming switch
+leaves them whole."""
 
 
 class Planes(NamedTuple):
-    """Bits a coordinate in each stage."""
+    """Bits per coordinate in each stage."""
 
     scatter: int
     gather: int
@@ -75,7 +80,7 @@ class PlanesPolicy(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether packets are so short that trimming does nothing to them."""
+        """Whether packets are so short that trimming leaves them whole."""
 
     def after(self, report: Report, spending: Spending, now_s: float) -> None: ...
 
@@ -87,7 +92,7 @@ class PlanesPolicy(Protocol):
 
 
 class FixedPlanes:
-    """Those that the user wants, or none: raw."""
+    """The number of planes that the user wants; 0 is raw."""
 
     whole = False
 
@@ -105,12 +110,12 @@ class FixedPlanes:
 
 
 class _Clock:
-    """Times of steps, from the entries of one bucket: the longest."""
+    """Measures the time of steps from one entry of the longest bucket to the next."""
 
     def __init__(self) -> None:
         self._lead: Hashable = None
         self._length = 0
-        self._others: set[Hashable] = set()  # seen since the lead was
+        self._others: set[Hashable] = set()  # keys seen since the lead was last seen
         self._entered_s: float | None = None
 
     @property
@@ -119,9 +124,9 @@ class _Clock:
         return self._entered_s is not None
 
     def step_s(self, report: Report, entered_s: float) -> float | None:
-        """The time of the step that ends with this op's entry; None if it is that of another bucket."""
+        """The time of the step that ends with this op's entry; None if the op is of another bucket."""
         if report.key != self._lead:
-            # Another one twice, and the lead not: DDP has rebuilt its buckets.
+            # A second op of another bucket before the lead came again: DDP has rebuilt its buckets.
             if report.length <= self._length and report.key not in self._others:
                 self._others.add(report.key)
                 return None
@@ -132,34 +137,34 @@ class _Clock:
 
 
 class _Part(NamedTuple):
-    """Of a trial: steps in a row with the same planes."""
+    """A part of a trial: steps in a row with the same planes."""
 
     planes: Planes
     steps: int
     unseen: int
-    """At the start: paths settle, ops of before are still in flight."""
+    """Steps at the start that are ignored: paths find their rates, and ops from before are in flight."""
 
 
 class AdaptivePlanes:
-    """Starts with the fewest planes in the budget. Ops with a key make steps, which are timed: in a trial few
-    planes take turns with more, and what a plane costs decides. Without keys the fewest planes stay."""
+    """Starts with the fewest planes within the budget. Ops with a key mark steps, which are timed. In a trial
+    few planes take turns with more, and the cost of a plane decides. Without keys the fewest planes stay."""
 
     def __init__(self, ranks: int, budget: float, *, trimmable: bool = True) -> None:
         self._ranks = ranks
-        self._trimmable = trimmable  # it is known what a switch that trims leaves
+        self._trimmable = trimmable  # whether it is known what a trimming switch leaves
         self._budget = self._room = budget
         self._correlation = 0.0
-        self._bias = 1.0  # of ε, measured over predicted
+        self._bias = 1.0  # measured ε over predicted ε
         self._clock = _Clock()
         self._few = self.choice = self._fewest(ALL)
         self.whole = False
         self._compared = ALL  # what few planes were compared with
-        self._step_s: dict[Planes, float] = {}  # by planes: what the latest trial has found
+        self._step_s: dict[Planes, float] = {}  # by planes: the step's time in the latest trial
         self._parts = [
             _Part(self._few, FIRST_STEPS, FIRST_STEPS // 2),
             *self._turns(Planes(*(min(MOST_PLANES, 2 * b) for b in self._few)), ALL, self._few, ALL),
         ]
-        self._times_s: list[float] = []  # of the steps of the first part
+        self._times_s: list[float] = []  # of the steps of the current part
         self._latest_s: deque[float] = deque(maxlen=2 * TRIAL_STEPS)
         self._steps_since_trial = 0  # steps since the last trial
         self._usual_s = 0.0
@@ -203,7 +208,7 @@ class AdaptivePlanes:
         expected = predicted(self._ranks, report.correlation, report.scatter.planes, report.gather.planes)
         bias = min(MOST_BIAS, max(1 / MOST_BIAS, report.epsilon.quantized / expected))
         self._bias += weight * (bias - self._bias)
-        # Over all ops: a burst of losses is over before more planes would help.
+        # Taken over all ops, because a burst of losses is over before more planes would help.
         total = spending.total
         self._room = max(LEAST_ROOM * self._budget, self._budget - total.lost - total.trimmed)
 
@@ -281,7 +286,7 @@ class AdaptivePlanes:
         return min(self._affordable(now), key=lambda planes: (sum(planes), self._error(planes)))
 
     def _affordable(self, now: Planes) -> list[Planes]:
-        """Within the budget; fewer planes than now only if they are well within."""
+        """The choices within the budget. Fewer planes than now must be well within it."""
         pairs = [Planes(s, g) for s in range(1, MOST_PLANES + 1) for g in range(1, MOST_PLANES + 1)]
         return [p for p in pairs if self._error(p) <= self._room * (NEAR if sum(p) < sum(now) else 1)] or [
             ALL
@@ -291,8 +296,8 @@ class AdaptivePlanes:
         return self._bias * predicted(self._ranks, self._correlation, *planes)
 
     def _cost_s(self, planes: Planes) -> float:
-        """(time per step) × (1 + ε), with a time that grows by as much with every plane; in planes, if what
-        one costs is not known."""
+        """(time per step) × (1 + ε), where the time grows by the same amount with every plane. If the cost of
+        a plane is not known, the number of planes."""
         if not self._timed:
             return float(sum(planes))
         few_s, more_s = self._step_s[self._few], self._step_s[self._compared]

@@ -1,7 +1,7 @@
-"""What every op starts with, from the reports of those before it: one object for all ops of a rank.
+"""Decides the terms of every op from the reports of earlier ops. One object serves all ops of a rank.
 
 Owns the learned bounds of every size class, the advertised incast and the verdicts. Ranks need not come to
-the same values: bounds are about a rank's own waits.
+the same values, because bounds limit only a rank's own waits.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from tailcut.report import Report, Verdict
 from tailcut.stats import OpBounds
 
 GUESS_FACTOR = 2.0
-"""Over the bounds of another size class, for one of which nothing is known yet."""
+"""A size class of which nothing is known yet gets this many times the bounds of another one."""
 
 _CUT: tuple[Ending, ...] = ("bound", "deadline")
 
 ABSENT_OPS = 3
-"""A rank that was compute-late and brought nothing in so many ops in a row is no tail to cut: bounds are the
-longest until it is back. Else the others would leave it behind while it only writes a checkpoint."""
+"""A rank that was compute-late and brought nothing in this many ops in a row is not a tail to cut. The
+longest bounds hold until it is back. Otherwise the others would leave it behind while it only writes a
+checkpoint."""
 
 
 @dataclass
@@ -39,13 +40,13 @@ class _StagePolicy:
     def learn(
         self, seq: int, ended_by: Ending, took_s: float, needed_s: float, came_s: float | None, loss: float
     ) -> None:
-        """Of ranks that are not silent: ``needed_s`` until the last and ``came_s`` until the median one was
-        done, and the ``loss``. ``took_s``: until the stage ended."""
+        """Learn from a stage that ended after ``took_s``. Among ranks that are not silent, the last one was
+        done after ``needed_s`` and the median one after ``came_s``; ``loss`` is theirs too."""
         if ended_by == "all":
             self.bound.completed(seq, took_s)
         elif loss > 0 and ended_by != "grace":
             self.bound.cut(seq, took_s)
-        elif came_s is not None:  # but for stray packets, all that was waited for
+        elif came_s is not None:  # everything that was waited for came, except stray packets
             self.bound.completed(seq, needed_s)
         self.early_exit.after(came_s, loss, ended_by)
 
@@ -65,16 +66,16 @@ class Steering:
         self._members = members
         self._place = members.index(rank)
         self._longest = fixed(deadline_s)
-        self._classes: dict[int, dict[Stage, _StagePolicy]] = {}  # by the bits of an op's size
-        self._absent_ops: dict[int, int] = {}  # by place in the members: how many in a row
+        self._classes: dict[int, dict[Stage, _StagePolicy]] = {}  # by the bit length of an op's size
+        self._absent_ops: dict[int, int] = {}  # by place in the members: ops in a row
         self._incast = Incast(len(members))
         self._stragglers = Stragglers(members, straggler_share, whose)
         self._alarms: list[str] = []
         self.patient = False
-        """Set from outside: the longest bounds hold, because ops have lacked too much."""
+        """Set from outside: the longest bounds hold because recent ops have lacked too much."""
 
     def native_bounds(self, size: int) -> _native.Bounds:
-        """Of the next op of this size."""
+        """The bounds of the next op of this size."""
         return to_native(self._longest if self.patient else self.bounds(size))
 
     @property
@@ -83,14 +84,14 @@ class Steering:
         return self._incast.advertised
 
     def bounds(self, size: int) -> OpBounds:
-        """Of the next op of this size (``size_of``)."""
+        """The bounds of the next op of this size (``size_of``)."""
         size_class = size.bit_length()
         policies = self._classes.get(size_class) or self._new_class()
         if any(ops >= ABSENT_OPS for ops in self._absent_ops.values()):
             scatter_s, gather_s = self._longest.scatter_s, self._longest.gather_s
         else:
             scatter_s = self._bound_s(policies, size_class, "scatter")
-            # All bytes of the mean may have to move after SCATTER was closed by its t_B: as many as before.
+            # If t_B closed SCATTER, all bytes of the mean may have to move afterwards: as many as before.
             usual_s = policies["scatter"].early_exit.average_s
             usual_s = scatter_s if usual_s is None else usual_s
             gather_s = max(usual_s, self._bound_s(policies, size_class, "gather"))
@@ -103,13 +104,14 @@ class Steering:
 
     @property
     def known_bounds(self) -> dict[int, OpBounds]:
-        """By the largest size of every size class in use."""
+        """The bounds of every size class in use, by the class's largest size."""
         sizes = [(1 << size_class) - 1 for size_class in sorted(self._classes)]
         return {size: self.bounds(size) for size in sizes}
 
     @property
     def drop_share(self) -> tuple[float, ...]:
-        """By rank: in which share of the latest ops its contribution to this rank's shard was not used."""
+        """By rank: the share of the latest ops in which its contribution to this rank's shard was not
+        used."""
         return self._stragglers.drop_share
 
     @property
@@ -123,16 +125,17 @@ class Steering:
         return f"{_described(self._longest)}, then as long as stages usually take, at least {least_s:g} s"
 
     def take_alarms(self) -> list[str]:
-        """What the user should be told now, once."""
+        """The warnings that the user has not been told yet."""
         alarms, self._alarms = self._alarms, []
         return alarms
 
     def after(self, report: Report, now_s: float) -> Report:
-        """Learn from an op that ended at ``now_s``, in the order of ending; its report with verdicts."""
+        """Learn from an op that ended at ``now_s``; called in the order of ending. Returns its report with
+        verdicts."""
         if report.status == "behind":
             return report
         for late in report.late:
-            for policies in self._classes.values():  # the one that knows of the op
+            for policies in self._classes.values():  # only the class of the op knows its seq
                 policies[late.stage].bound.came_late(late.seq, late.took_s)
         came_s = arrivals_s(report.links, "scatter", self._place)
         usual_s = self._policy(report.size, "scatter").early_exit.average_s or 0.0
@@ -162,7 +165,7 @@ class Steering:
         return {"scatter": policy(self._longest.scatter_s), "gather": policy(self._longest.gather_s)}
 
     def _bound_s(self, policies: dict[Stage, _StagePolicy], size_class: int, stage: Stage) -> float:
-        """t_B; in the warm-up of a size class, a guess from the nearest one that is known."""
+        """t_B. In the warm-up of a size class it is a guess from the nearest class that is known."""
         bound = policies[stage].bound
         if bound.known:
             return bound.bound_s
@@ -170,18 +173,18 @@ class Steering:
         if not known:
             return bound.bound_s
         nearest = min(known, key=lambda other: (abs(other - size_class), -other))
-        # A stage takes a latency and a time for every byte: more bytes take at most so many times longer,
-        # fewer need not be faster.
+        # A stage takes a latency plus a time per byte: twice the bytes take at most twice as long, and fewer
+        # bytes need not be faster.
         scale = GUESS_FACTOR * (1 << max(0, size_class - nearest))
         return min(bound.bound_s, scale * self._classes[nearest][stage].bound.bound_s)
 
     def _learn(self, stage: Stage, report: Report, came_s: Sequence[float]) -> None:
-        """``came_s``: the arrivals of the stage."""
+        """Learn from one stage of an op. ``came_s`` are the arrivals of the stage."""
         ended: StageReport = getattr(report, stage)
         start_s, took_s = ended.began_s, ended.took_s
-        if start_s is None or took_s is None:  # closed by the cap, before half of the ranks were there
+        if start_s is None or took_s is None:  # the cap closed it before half of the ranks were there
             return
-        own_s = 0.0  # what it brings itself came when it entered
+        own_s = 0.0  # its own contribution came when it entered
         self._policy(report.size, stage).learn(
             report.seq,
             ended.ended_by,
@@ -203,7 +206,8 @@ class Steering:
 
 
 class FixedSteering(Steering):
-    """The longest bounds for every op, no early exit and no limit of senders; verdicts as ever."""
+    """The longest bounds for every op, without early exit and without a limit of senders. Verdicts are given
+    as usual."""
 
     @property
     def incast(self) -> int:
@@ -221,7 +225,7 @@ def _described(bounds: OpBounds) -> str:
 
 
 def _loss(ended: StageReport, links: Sequence[Link], stage: Stage) -> float:
-    """The mean share that is missing from the ranks that could have brought it."""
+    """The mean share that is missing, over the ranks that could have brought something."""
     if ended.ended_by == "all":
         return 0.0
     shares = [getattr(link, stage).lost_frac for link in links if not (stage == "scatter" and link.abstained)]
@@ -229,10 +233,11 @@ def _loss(ended: StageReport, links: Sequence[Link], stage: Stage) -> float:
 
 
 def _shared_loss(report: Report) -> float:
-    """What senders lost on the way to this rank: their mean, without the one that lost most and without those
-    that were not there to send. Where packets are lost, what they had not brought when a stage was cut counts
-    too. A cut alone does not: a burst of other traffic that a port holds is not mended by fewer senders (P99
-    over P50 of tail-3 was 1.7 with it, and is below 1.2)."""
+    """The share of packets that senders lost on the way to this rank. It is their mean, without the sender
+    that lost most and without ranks that were not there to send. Where packets are lost, what senders had not
+    brought when a stage was cut counts too. A cut alone does not count: fewer senders do not help against a
+    burst of other traffic that fills a port (with it, P99 over P50 of tail-3 was 1.7; without, it is below
+    1.2)."""
     if not any(link.received_lost_packets for link in report.links):
         return 0.0
     absent = (Verdict.SILENT, Verdict.COMPUTE_LATE)
@@ -244,7 +249,7 @@ def _shared_loss(report: Report) -> float:
 
     def shared(lost: Iterable[float]) -> float:
         others = sorted(lost)[:-1]
-        return sum(others) / max(1, len(others) - 1)  # one of them is this rank, which loses nothing
+        return sum(others) / max(1, len(others) - 1)  # one of them is this rank itself, which loses nothing
 
     loss = shared(link.received_lost_frac for link in senders)
     if loss < LOSS_LOW:

@@ -1,7 +1,8 @@
-"""Who was late in an op, and why; and which rank is dropped too often.
+"""Who was late in an op and why, and which rank is dropped too often.
 
-Verdicts come from the times in one report: when a rank entered, and when its packets came. Knows nothing of
-the other ranks' reports, so two ranks may judge a third differently: their links to it differ too.
+Verdicts come from the times in one report: when a rank entered, and when its packets came. This module knows
+nothing of the other ranks' reports. So two ranks may judge a third differently, as their links to it differ
+too.
 """
 
 from __future__ import annotations
@@ -13,26 +14,27 @@ from tailcut.mirror import Link, Stage, StageReport
 from tailcut.report import Report, Verdict
 
 LATE_SHARE = 0.5
-"""Late is more than this share of the usual time of the stage, after its end for the median rank."""
+"""A rank is late if it is done this share of the stage's usual time after the median rank."""
 
 LOSSY = 0.01
-"""A link that loses a larger share of its packets is lossy: ten times what makes the policies act."""
+"""A link that loses more than this share of its packets is lossy: ten times the loss that makes the policies
+act."""
 
 STILL_COMING = 0.25
 """A rank whose latest packet came in the last quarter of a stage that was cut was still sending."""
 
 WINDOW = 100
-"""Ops over which the share of dropped contributions is taken."""
+"""The share of dropped contributions is taken over this many ops."""
 
 LEAST_OPS = 20
-"""Ops before that share is worth a warning."""
+"""Ops before that share can give a warning."""
 
 DROPPED_FROM = 0.5
-"""A contribution that lacks more than this was not used: it is dropped, not damaged."""
+"""A contribution that lacks more than this share counts as not used: it is dropped, not damaged."""
 
 
 def arrivals_s(links: Sequence[Link], stage: Stage, place: int) -> list[float]:
-    """When the latest packets of the other ranks came, in order of time; without those of silent ranks."""
+    """When the latest packets of the other ranks came, in ascending order, without silent ranks."""
     heard = [link for peer, link in enumerate(links) if peer != place and not link.silent]
     return sorted([t for link in heard if (t := getattr(link, stage).last_s) is not None])
 
@@ -40,9 +42,9 @@ def arrivals_s(links: Sequence[Link], stage: Stage, place: int) -> list[float]:
 def judge(
     report: Report, place: int, came_s: Sequence[float], usual_s: float, least_s: float
 ) -> tuple[Verdict, ...]:
-    """The verdict on every member; ``place`` is the own one. ``came_s``: the arrivals of SCATTER.
+    """The verdict on every member. ``place`` is this rank's own place, ``came_s`` the arrivals of SCATTER.
 
-    ``usual_s`` is the usual time of SCATTER, for groups of two, which have no median; ``least_s`` is the
+    ``usual_s`` is the usual time of SCATTER, for groups of two, which have no median. ``least_s`` is the
     shortest lateness that counts.
     """
     start_s = report.scatter.began_s or 0.0
@@ -63,12 +65,12 @@ def judge(
 
 
 def median_of(ordered: Sequence[float]) -> float:
-    """The lower one of two: the faster half says what is usual."""
+    """The median; of an even number the lower one, because the faster half says what is usual."""
     return ordered[(len(ordered) - 1) // 2]
 
 
 def _trouble(links: Sequence[Link]) -> bool:
-    """Whether somebody is silent or a link is lossy."""
+    """Whether a rank is silent or a link is lossy."""
     suspects = [link for link in links if link.silent or link.sent_lost_packets or link.received_lost_packets]
     return any(link.silent or max(link.sent_lost_frac, link.received_lost_frac) > LOSSY for link in suspects)
 
@@ -78,13 +80,13 @@ def _verdict(
 ) -> Verdict:
     entered_s = 0.0 if own else link.entered_s
     entered_late = entered_s is not None and entered_s - start_s > slack_s
-    if own:  # what it brings itself can only be missing if it came after the close
+    if own:  # its own contribution is missing only if it came after the close
         return Verdict.COMPUTE_LATE if entered_late or link.scatter.missing else Verdict.ON_TIME
     if link.silent:
         return Verdict.SILENT
     last_s = link.scatter.last_s
     if link.scatter.missing and not link.abstained:
-        if entered_s is None:  # nothing of its contribution; its engine answers without it if it is there
+        if entered_s is None:  # nothing of it came; if the rank is alive, its engine still answers
             return Verdict.SILENT if link.gather.lost_frac >= 1 else Verdict.COMPUTE_LATE
         if entered_late:
             return Verdict.COMPUTE_LATE
@@ -102,9 +104,9 @@ def _verdict(
 
 
 def _unfinished(stage: StageReport, last_s: float | None, start_s: float) -> Verdict:
-    """Of a rank that was on time and a part of whose packets is missing: late or lost?"""
+    """The verdict on a rank that was on time and some of whose packets are missing: are they late or lost?"""
     end_s = stage.ended_s or 0.0
-    if stage.ended_by == "grace":  # its last-percentile packets had come, and what came before them has not
+    if stage.ended_by == "grace":  # its last packets had come, so earlier ones that are missing were lost
         return Verdict.LOSSY_FROM
     if last_s is None or last_s >= end_s - STILL_COMING * (end_s - start_s):
         return Verdict.NETWORK_LATE
@@ -118,15 +120,15 @@ class Stragglers:
         self._members = members
         self._share = share
         self._whose = whose
-        self._clean_ops = 0  # in which every rank was on time
-        # Here and below, a rank is its place in the members.
+        self._clean_ops = 0  # ops in which every rank was on time
+        # From here on, a rank is its place in the members.
         self._counts: list[dict[Verdict, int]] = [{} for _ in members]
-        self._dropped: deque[dict[int, Verdict]] = deque(maxlen=WINDOW)  # ranks, and why, in each of the ops
-        self._drops = [0] * len(members)  # of each rank in the window
+        self._dropped: deque[dict[int, Verdict]] = deque(maxlen=WINDOW)  # by op: the ranks, and why
+        self._drops = [0] * len(members)  # by rank, in the window
         self._told: set[int] = set()
 
     def after(self, report: Report, verdicts: Sequence[Verdict]) -> list[str]:
-        """What to tell the user now: of each rank once, and again only after it has recovered."""
+        """What to tell the user now. Each rank is reported once, and again only after it has recovered."""
         self._count(verdicts)
         dropped = {} if report.scatter.ended_by == "all" else _dropped(report, verdicts)
         if len(self._dropped) == WINDOW:
@@ -144,7 +146,8 @@ class Stragglers:
 
     @property
     def drop_share(self) -> tuple[float, ...]:
-        """By rank: in which share of the latest ops its contribution to this rank's shard was not used."""
+        """By rank: the share of the latest ops in which its contribution to this rank's shard was not
+        used."""
         return tuple(self._drop_share(rank) for rank in range(len(self._drops)))
 
     @property

@@ -36,9 +36,11 @@ class Baseline(SimulatedNetwork):
     part_bytes: int = 256 << 10
     """Buckets and shards travel in parts of this size, each as soon as it is complete."""
     receive_buffer_bytes: int = 6 << 20
-    """The receive buffer of every connection. Linux tunes it up to 6 MiB. More helps on long paths."""
+    """The receive buffer of every connection. Linux tunes it up to 6 MiB. A larger one helps on long
+    paths."""
     least_rto_s: float = 0.2
-    """The shortest retransmission timeout, as in Linux. Less recovers faster if a tail probe is lost, too."""
+    """The shortest retransmission timeout, as in Linux. A shorter one recovers faster if a tail probe is lost
+    too."""
     give_up_s: float = 60.0
     """The simulation ends if no op has ended for this long: the group waits for a rank that is gone."""
 

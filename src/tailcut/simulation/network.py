@@ -1,6 +1,6 @@
 """A simulated network as values: one switch, its ports, and what goes wrong there. Frozen and checked once.
 
-native/sim/network.hpp decides what happens to packets. Knows nothing of what runs on the hosts.
+native/sim/network.hpp decides what happens to packets. This module knows nothing of what runs on the hosts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RateChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Bursts:
-    """Traffic of others into every port. Its times depend on the seed and the port only."""
+    """Background traffic into every port. Its times depend only on the seed and the port."""
 
     volume_bytes: int
     gap_min_s: float

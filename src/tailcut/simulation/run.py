@@ -50,7 +50,7 @@ def simulate(
     inputs: list[list[Array]] | None = None,
     policies: Sequence[Policy] | None = None,
 ) -> Simulation:
-    """Run it. ``inputs[op][rank]`` replace the seeded buckets, ``policies[rank]`` decide for a rank."""
+    """Run it. ``inputs[op][rank]`` replaces the seeded buckets, ``policies[rank]`` decides for a rank."""
     if inputs is None and scenario.elided:
         inputs = elided_buckets(scenario)
     if inputs is None:
@@ -65,7 +65,7 @@ def simulate(
 
 
 def elided_buckets(scenario: Scenario) -> list[list[Array]]:
-    """Buckets of the right lengths that share one piece of memory, because nobody looks at their values."""
+    """Buckets of the right lengths that share one piece of memory, because nobody reads their values."""
     longest = max([scenario.length, *scenario.lengths.values()])
     zeros = np.zeros(longest, np.float32)
     return [

@@ -19,7 +19,7 @@ Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Freeze:
-    """A rank stands still from ``from_s`` until ``until_s``; for ever if that is None."""
+    """A rank stands still from ``from_s`` until ``until_s``; forever if that is None."""
 
     rank: int
     from_s: float
