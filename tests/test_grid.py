@@ -137,7 +137,8 @@ def test_planes_of_a_row_that_lost_a_rank_weigh_less() -> None:
     """Rank 4 is in no mean; of the shard of which it would own a part the other row has the rest only."""
     given = scenario(rows=2, ops=1, length=6 << 15, codec="planes", freezes=[Freeze(4, 0.0, None)])
     simulation = simulate(given)
-    exact = np.mean([x for r, x in enumerate(simulation.inputs[0]) if r != 4], axis=0, dtype=np.float64)
+    others = np.array([x for r, x in enumerate(simulation.inputs[0]) if r != 4], np.float64)
+    exact = others.mean(axis=0)
     for shard in range(6):
         begin, end = _native.shard_range(given.length, 6, shard)
         _, nmse = gain_and_nmse(simulation.results[0][7][begin:end], exact[begin:end])
