@@ -80,11 +80,12 @@ float stated_weight(const PlanesHead& head);
 
 // out = c_b(q)·σ, and 0 where nothing came.
 Cut decode(const PlanesHead& head, std::span<const std::byte> payload, std::span<float> out);
-// sums += count·c_b(q)·σ and weights[granule] += count·w_b: a vector that stands for so many.
+// sums += count·c_b(q)·σ and weights[granule] += count·w_b, for a vector that stands for `count` vectors.
 Cut accumulate(const PlanesHead& head, std::span<const std::byte> payload, std::span<float> sums,
                std::span<float> weights, float count = 1);
 
-// `granules` of a packet, from its `first` on, with its first `planes` planes, which must have come: a packet of its own.
+// Makes a packet of its own from `granules` granules of a packet, beginning with its granule `first`, and
+// from its first `planes` planes, which must have come.
 PlanesHead slice(const PlanesHead& head, std::span<const std::byte> payload, std::uint32_t first,
                  std::uint32_t granules, int planes, std::byte* out);
 

@@ -82,7 +82,7 @@ struct OpSummary {
     Rank rank = 0;
     Ticket op = 0;
     Time entered_at = 0, closed_at = 0, ended_at = 0;  // closed: SCATTER of the own shard
-    // Of the contributions to the own shard by all ranks together.
+    // Contributions to the own shard, over all ranks together.
     std::uint64_t scatter_coords = 0, scatter_missing = 0;
     std::uint64_t gather_missing = 0, gather_empty = 0;
     std::uint64_t column_coords = 0, column_missing = 0;  // in a grid: of the sums of rows

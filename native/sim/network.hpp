@@ -126,7 +126,7 @@ struct Happening {
     Kind kind = Kind::kAlarm;
     Fate fate = Fate::kDelivered;
     Packet packet;  // unless it is an alarm
-    // of an alarm, as it was set
+    // if it is an alarm: as it was set
     Rank host = 0;
     std::uint8_t alarm = 0;
     std::uint32_t number = 0;

@@ -116,7 +116,7 @@ private:
         Range newest{0, 0};
         std::uint32_t unacked = 0;  // segments
         std::uint64_t unread_bytes = 0;
-        std::deque<std::uint64_t> labels;  // of messages on their way, and
+        std::deque<std::uint64_t> labels;  // of messages that were sent and not read
         std::uint64_t unread_messages = 0;
     };
     struct Unit {  // the content of a packet

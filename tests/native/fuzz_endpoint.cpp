@@ -131,8 +131,8 @@ private:
 
     const Settings settings_;
     const std::vector<PeerSettings> peers_;
-    const bool column_;     // of a grid: contributions stand for several
-    ColumnOps column_ops_;  // what is in the endpoint's memory goes before it
+    const bool column_;     // of a grid: a contribution stands for several ranks
+    ColumnOps column_ops_;  // destroyed before the endpoint, whose memory it holds
     std::map<Ticket, Bucket> buckets_;
     std::size_t submitted_bytes_ = 0;
     // By peer, then of multicast: the last stamp sent.
@@ -167,8 +167,8 @@ void Host::note_entry(Ticket newest, std::uint32_t length) {
     std::size_t floats = owned_floats(settings_.codec, layout) + 16;
     if (settings_.codec == wire::Codec::kPlanes)  // plus what is encoded of each contribution
         floats += layout.ranks * (layout.shard_stride() / kGranule * codec::kSlotFloats + 16);
-    if (column_ &&
-        settings_.codec == wire::Codec::kPlanes)  // and the mean, as it was coded or in pool memory
+    // In a column also the mean, as it was coded or in pool memory.
+    if (column_ && settings_.codec == wire::Codec::kPlanes)
         floats += std::max<std::size_t>(length, length / kGranule * codec::kSlotFloats) + 16;
     in_flight_.emplace_back(newest, floats);
     in_flight_floats_ += in_flight_.back().second;
@@ -362,7 +362,7 @@ Group::Group(Script& script) : script_(script) {
     settings.terms = terms_;
     settings.resend = limits % 4 != 3;
     const bool column = limits % 8 == 5;
-    if (limits >= 192) first_seq_ = 0xFFFFFFFF - script.below(8);  // rule 12: the end of the numbers
+    if (limits >= 192) first_seq_ = 0xFFFFFFFF - script.below(8);  // rule 12: the end of the sequence numbers
     settings.first_seq = first_seq_;
     const codec::PacketLimits packets{(1 + limits / 64 % 3) * 256, limits % 2 ? 16u : 0};
     const std::vector<PeerSettings> peers(ranks_,

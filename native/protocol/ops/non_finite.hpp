@@ -1,5 +1,5 @@
-// Rule 10: an Inf or a NaN in some rank's bucket is never averaged away. From the moment an op has met one, every header
-// of the op says so, and every result gets a NaN.
+// Rule 10: an Inf or a NaN in some rank's bucket is never averaged away. From the moment an op has met one,
+// every header of the op says so, and every result gets a NaN.
 #pragma once
 
 #include <limits>

@@ -204,7 +204,7 @@ std::optional<wire::Reject> Ops::gather(Time now, Op& op, const wire::Header& he
         return std::nullopt;
     }
     if (!op.holds()) {
-        // A rank that multicasts may not have reckoned with our room, so no contribution is evicted for its
+        // A rank that multicasts may have ignored our lack of room, so no contribution is evicted for its
         // mean.
         const auto stage = header.multicast() ? wire::Stage::kScatter : wire::Stage::kGather;
         Block block = room(op.layout().bucket_len, stage, op, now);

@@ -43,7 +43,7 @@ private:
     struct Lacked {
         float own = 0;         // what we lacked of its mean, in the latest op that has ended here
         std::uint16_t op = 0;  // that op, modulo 2^16
-        float told = 0;        // what it says to have lacked of ours, since the last report
+        float told = 0;        // what it says it lacked of ours, since the last report
         int told_op = -1;      // the latest op that it has spoken of, modulo 2^16
     };
     void complete_links(OpReport& report);

@@ -1,5 +1,5 @@
-// Rule 12: a rank that leaves says GOODBYE to every other, again and again until it has been heard, and serves what others
-// still need meanwhile.
+// Rule 12: a rank that leaves says GOODBYE to every other, again and again until it has been heard, and
+// serves what others still need meanwhile.
 #pragma once
 
 #include <vector>
@@ -22,7 +22,7 @@ public:
     bool due(Rank rank) const { return peers_[rank].due; }
     void said(Rank rank) { peers_[rank].due = false; }
     void note_heard(Rank rank) { peers_[rank].heard = true; }
-    // The peer may not have heard it. One that leaves itself need not.
+    // Whether the peer may not have heard it. A peer that leaves itself need not hear it.
     bool unheard(Rank rank) const { return leaving_ && !roster_[rank].leaving && !peers_[rank].heard; }
     void repeat(Rank rank) { peers_[rank].due = true; }
 

@@ -18,7 +18,7 @@ Op* LateService::late_op(Rank rank) {
     return nullptr;
 }
 
-// Ranks that do not answer do not count.
+// Ignores ranks that do not answer.
 bool LateService::nothing_else_to_send() {
     auto& slots = ops_.slots();
     const auto idle = [&](Destination to, Seq served_below) {

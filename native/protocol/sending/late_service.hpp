@@ -1,6 +1,6 @@
-// Rule 9: an owner goes on sending the rest of a mean to a rank that has ended the op without it. That must not delay an op
-// that is alive, neither here nor in the peer's port. So it happens when there is nothing else to send to anybody, and
-// nobody queues on the way. What is lost of it is not sent again.
+// Rule 9: an owner goes on sending the rest of a mean to a rank that has ended the op without it. That must
+// not delay an op that is alive, neither here nor in the peer's port. So it happens when there is nothing
+// else to send to anybody, and nobody queues on the way. If a packet of it is lost, it is not sent again.
 #pragma once
 
 #include "protocol/ops/ops.hpp"

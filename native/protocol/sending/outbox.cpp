@@ -298,7 +298,7 @@ void Outbox::settle(Time now, const wire::Header& header, std::span<const std::b
     if (goodbye_.unheard(rank)) ask_later(now, rank);  // settling has disarmed the probe
 }
 
-// Of the lost packets, keeps those that can still be used.
+// Keeps those lost packets that can still be used.
 void Outbox::take_lost(Rank rank) {
     Link& link = links_[rank];
     LostParcels& lost = link.path.lost();

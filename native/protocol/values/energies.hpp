@@ -20,7 +20,7 @@ struct Energies {
     double trimmed = 0;    // error of the mean caused by planes that were trimmed
     double planes = 0;     // planes that were sent, weighted with `contributed`, to compute their average
     double void_mean = 0;  // what the energy of the mean would be where nobody delivered
-    // planes: coordinates of blocks with a mean, and of blocks of which nobody delivered anything.
+    // planes: coordinates of blocks with a mean, and of blocks that nobody delivered any part of.
     double coords = 0, void_coords = 0;
     // SCATTER, at the sender: error of its contributions, and what it would be if their blocks were Gaussian.
     double sent_noise = 0, sent_nominal = 0;

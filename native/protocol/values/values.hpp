@@ -59,7 +59,7 @@ public:
     virtual void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                        std::span<const std::byte> payload) = 0;
     virtual void save() = 0;
-    // Nothing more will come for these granules, of which there may be none. Appends all runs that have
+    // Nothing more will come for these granules; the range may be empty. Appends all runs that have
     // become final since the last call; a run may become final later than it is closed. Returns whether any
     // mean is Inf or NaN. `arrived` says, by rank, which contributions there are.
     virtual bool reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
