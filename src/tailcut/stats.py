@@ -18,7 +18,7 @@ class OpBounds(NamedTuple):
     scatter_cap_s: float
     """The longest SCATTER, from the entry of the first rank."""
     gather_s: float
-    """t_B of GATHER, from the close of the rank's own shard, or from its own entry if that is later."""
+    """t_B of GATHER: the op ends by the entry of the majority plus both stages' t_B."""
     scatter_grace_s: float
     """t_C: how long SCATTER still waits when the last-percentile packets of all ranks have come."""
     gather_grace_s: float

@@ -12,7 +12,7 @@ namespace tailcut {
 struct Bounds {
     Duration scatter = 0;      // t_B: SCATTER closes this long after the entry of the ceil(N/2)-th rank
     Duration scatter_cap = 0;  // SCATTER closes at the latest this long after the first entry
-    Duration gather = 0;       // t_B: the op ends this long after the own shard has closed, or the own entry
+    Duration gather = 0;  // t_B: the op ends this long after SCATTER's t_B, both from the majority's entry
     Duration scatter_grace = 0;  // t_C: SCATTER closes this long after all non-silent ranks' last parts came
     Duration gather_grace = 0;   // t_C: the same for GATHER, which ends the op
     Duration deadline = 0;       // the op ends at the latest this long after the rank's own entry

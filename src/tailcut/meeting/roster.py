@@ -85,8 +85,7 @@ def make_card(
         ports=[lane.port for lane in lanes],
         window_bytes=_native.credit_window_bytes(buffer_bytes, grid.senders),
         pool_bytes=config.pool_bytes,
-        # The rows of a grid encode the same mean, so they need the same planes.
-        agreed=config.agreed | ({"planes": config.planes} if grid.rows > 1 else {}),
+        agreed=config.agreed,
         instance=os.urandom(16).hex(),
         post_port=post.getsockname()[1],
     )
