@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.grid_wan import crossing_bytes
 from tailcut import ConfigError, Scenario, _native, simulate
 from tailcut.grid import GridLayout, grid_of, rows_for
 from tailcut.simulation import Freeze, Simulation
@@ -256,6 +257,17 @@ def test_elided_ops_take_as_long_as_real_ones() -> None:
         real, elided = (simulate(scenario(codec=codec, elided=e, **fields)) for e in (False, True))
         times = [[r.elapsed_s for rank in range(12) for r in s.reports(rank)] for s in (real, elided)]
         assert times[0] == times[1]
+
+
+@pytest.mark.parametrize(("ranks", "planes"), [(4, 4), (4, 8), (4, 16), (8, 4)])
+def test_a_row_for_each_site_sends_little_more_than_a_share_of_what_a_flat_group_sends(
+    ranks: int, planes: int
+) -> None:
+    """Between the sites go the contributions and means of one rank of each site, and not of all of them. Sums
+    have one plane more."""
+    flat, grid = (crossing_bytes(ranks=ranks, rows=rows, planes=planes, length=1 << 20) for rows in (1, 2))
+    more_planes = (min(planes + 1, 16) + planes) / (2 * planes)
+    assert grid / flat == pytest.approx(more_planes / (ranks // 2), rel=0.02)
 
 
 def test_large_groups_become_square_grids() -> None:

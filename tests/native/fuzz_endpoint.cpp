@@ -149,7 +149,7 @@ void Host::submit(Time now, std::uint32_t length, const Terms& terms) {
     const auto value = static_cast<float>(ticket * 8 + settings_.shape.self);
     Bucket& bucket = buckets_.try_emplace(ticket, length, value, now + terms.bounds.deadline).first->second;
     submitted_bytes_ += 2 * bucket.bytes() + 4096;  // including its final copy and the tables of its op
-    const Seq seq = endpoint.next_seq();
+    const Seq seq = endpoint.ops().next_seq();
     if (column_) {
         RowSum& sum = column_ops_[seq].sum = {};
         for (std::uint32_t g = 0; g < length / kGranule; ++g)
@@ -158,7 +158,7 @@ void Host::submit(Time now, std::uint32_t length, const Terms& terms) {
     }
     endpoint.submit(now, ticket, bucket.values(), terms);
     take_reports();
-    if (endpoint.next_seq() == seq + 1) note_entry(ticket, length);  // it was entered, not refused
+    if (endpoint.ops().next_seq() == seq + 1) note_entry(ticket, length);  // it was entered, not refused
 }
 
 // Counts memory outside of the pool: ops in flight, and ops of the window that a peer in them still awaits.
@@ -292,8 +292,8 @@ void Host::check_data(const wire::Header& header, const Outgoing& out) const {
     MUST(header.first % kGranule == 0 && header.first + std::uint64_t{header.count} <= length);
     MUST(header.count % kGranule == 0 || header.first + header.count == length);
     MUST(header.empty() || header.codec == settings_.codec);
-    MUST(out.payload.size() <= peers_[place % shape.ranks].limits.payload_bytes);
-    MUST(header.seq < endpoint.next_seq() || header.seq - endpoint.next_seq() < settings_.window_ops);
+    MUST(out.payload.size() <= peers_[out.to.place(shape.ranks) % shape.ranks].limits.payload_bytes);
+    MUST(header.seq < endpoint.ops().next_seq() || header.seq - endpoint.ops().next_seq() < settings_.window_ops);
 }
 
 class Group {
@@ -444,7 +444,7 @@ wire::Header Group::any_header(Rank destination) {
     header.flags = kind / 8 % 16;
     header.group_tag = kTag;
     header.source = static_cast<Rank>(script_.below(ranks_ + 1u));
-    header.seq = hosts_[destination]->endpoint.next_seq() + script_.below(12) - 6;
+    header.seq = hosts_[destination]->endpoint.ops().next_seq() + script_.below(12) - 6;
     const std::uint32_t length = script_.below(kLengths.size() + 1);
     header.bucket_len = length < kLengths.size() ? kLengths[length] : script_.take<std::uint32_t>();
     const Shape shape{destination, ranks_, seed_};

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "drivers/simnet.hpp"
+#include "protocol/ops/layout.hpp"
 #include "sim/baseline.hpp"
 
 namespace {
