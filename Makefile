@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-latest-torch bench lint sanitize format docs stub clean
+.PHONY: help setup demo test test-fast test-latest-torch bench lint sanitize format docs stub clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -31,8 +31,11 @@ setup: $(STAMPS)/dev $(STAMPS)/package ## everything for development, in .venv
 demo: $(STAMPS)/demo $(STAMPS)/package ## build tailcut and train with it next to Gloo, one worker frozen
 	@$(VENV)/bin/tailcut demo
 
-test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run the tests
+test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run all tests (about ten minutes on two cores)
 	@$(VENV)/bin/python -m pytest
+
+test-fast: $(STAMPS)/dev $(STAMPS)/package ## run the tests that take little time (about a minute)
+	@$(VENV)/bin/python -m pytest --fast
 
 # torch 2.14 and later take another adapter than the pinned torch. Gigabytes, so it is not a part of `make test`.
 LATEST := .venv-latest

@@ -1,12 +1,70 @@
-"""Fixtures that several modules use, and how the tests treat signals."""
+"""Fixtures that several modules use, how the tests treat signals, and which tests are fast."""
 
 import signal
+from pathlib import Path
+
+import pytest
 
 from tests.netns import loopback_names, two_hosts
 
 __all__ = ["loopback_names", "two_hosts"]
 
+SLOW_MODULES = {
+    "test_attach",
+    "test_attach_faults",
+    "test_backend",
+    "test_bench",
+    "test_budget_rounds",
+    "test_cli",
+    "test_ddp_testbed",
+    "test_demo",
+    "test_doctor",
+    "test_examples",
+    "test_multicast",
+    "test_pacing",
+    "test_policy_planes",
+    "test_processes",
+    "test_sim_scenarios",
+    "test_testbed",
+    "test_trimming",
+}
+"""Modules that ``--fast`` leaves out. They start processes, build networks, train, or simulate for long."""
+
+SLOW_TESTS = {
+    "test_256_ranks_in_one_process",
+    "test_decoding_is_unbiased_at_every_width_and_at_every_cut",
+    "test_granules_with_few_contributions_are_not_clipped",
+    "test_memory_is_bounded_and_does_not_grow_over_ten_thousand_ops",
+    "test_more_than_256_members_are_served_too",
+    "test_one_bit_is_drive_and_more_are_eden_within_four_percent",
+}
+"""Tests of other modules that it leaves out."""
+
+FAST_SEEDS = 25
+"""``--fast`` takes this many seeds of a test that has more."""
+
 
 def pytest_configure() -> None:
-    """A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that."""
+    """Let Ctrl-C end children also when a shell started the tests in the background, with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="leave out the tests that take long")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.getoption("--fast") and collection_path.stem in SLOW_MODULES else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast"):
+        left_out = [item for item in items if not _is_fast(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _is_fast(item)]
+
+
+def _is_fast(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    seed = callspec.params.get("seed", 0) if callspec else 0
+    return seed < FAST_SEEDS and getattr(item, "originalname", item.name) not in SLOW_TESTS
