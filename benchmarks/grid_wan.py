@@ -75,7 +75,7 @@ def op_s(testbed: Testbed, ranks: int, rows: int, planes: int, ops: int, length:
             for rank in range(ranks)
         ]
         elapsed_s = [json.loads(worker.communicate(timeout=LIMIT_S)[0]) for worker in workers]
-    return statistics.median(max(op) for op in zip(*elapsed_s, strict=True))
+    return float(statistics.median(max(op) for op in zip(*elapsed_s, strict=True)))
 
 
 def count_bytes(options: argparse.Namespace) -> None:

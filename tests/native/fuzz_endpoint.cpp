@@ -293,7 +293,8 @@ void Host::check_data(const wire::Header& header, const Outgoing& out) const {
     MUST(header.count % kGranule == 0 || header.first + header.count == length);
     MUST(header.empty() || header.codec == settings_.codec);
     MUST(out.payload.size() <= peers_[out.to.place(shape.ranks) % shape.ranks].limits.payload_bytes);
-    MUST(header.seq < endpoint.ops().next_seq() || header.seq - endpoint.ops().next_seq() < settings_.window_ops);
+    MUST(header.seq < endpoint.ops().next_seq() ||
+         header.seq - endpoint.ops().next_seq() < settings_.window_ops);
 }
 
 class Group {
