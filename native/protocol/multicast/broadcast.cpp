@@ -138,7 +138,8 @@ void Broadcast::settle(Time now, const wire::Header& header, std::span<const std
     if (index < 0) return;  // not a member of ours: it only asks
     const auto member = static_cast<std::size_t>(index);
     const std::uint64_t lost_before = path_.lost_packets(member);
-    path_.settle(now, member, header, report, links_.mean_rate(), links_[header.source].path.lost());
+    path_.settle(now, member, header, report, settings_.multicast.path.paced ? links_.mean_rate() : 0,
+                 links_[header.source].path.lost());
     accounts_.counters.lost_packets += path_.lost_packets(member) - lost_before;
     for (const std::size_t slow : path_.slow()) serve_apart(now, slow, kApartIfSlowOps);
     path_.slow().clear();

@@ -289,7 +289,7 @@ void Outbox::settle(Time now, const wire::Header& header, std::span<const std::b
         broadcast_.settle(now, header, report);
     } else {
         const std::uint64_t lost_before = link.path.lost_packets();
-        link.path.settle(now, header, report, links_.mean_rate());
+        link.path.settle(now, header, report, link.settings.paced ? links_.mean_rate() : 0);
         accounts_.counters.lost_packets += link.path.lost_packets() - lost_before;
         ready_.push(rank);
     }
