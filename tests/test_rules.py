@@ -105,6 +105,22 @@ def test_rule_1_a_last_packet_that_was_trimmed_to_nothing_is_not_waited_for() ->
         assert report.elapsed_s < SCATTER_S
 
 
+def test_rule_1_an_op_ends_by_its_deadline_though_the_next_one_was_heard_of_first() -> None:
+    """Rank 0 has closed its shard of op 1 and heard no word of op 0 when it enters op 0, nor later."""
+    simulation = simulate(
+        Scenario(
+            ranks=2,
+            length=3000,
+            ops=2,
+            depth=2,
+            compute_s=[[0.12, 0.0], [0.0, 0.01]],
+            partitions=[Partition(0.0, 0.005, (0,)), Partition(0.04, 1.0, (0,))],
+            resend=False,
+        )
+    )
+    oracle.check_deadlines(simulation)
+
+
 # ---- rule 2: owner duty does not wait for the owner's own gradient -----------------------------------------
 
 

@@ -407,7 +407,7 @@ void Ops::skip_untimed() {
     while (at != slots_.end() && at->first < next_seq_ &&
            std::all_of(at->second.variants.begin(), at->second.variants.end(), untimed))
         ++at;
-    first_timed_ = at == slots_.end() ? next_seq_ : at->first;
+    first_timed_ = at == slots_.end() ? next_seq_ : std::min(next_seq_, at->first);
 }
 
 Time Ops::next_timer() const {
