@@ -44,24 +44,37 @@ def schedule(scenario: HostScenario) -> Iterator[Event]:
     for hang in scenario.hangs:
         once += _lasting(hang, "hang", "resume")
     freezes = [
-        _frozen(freeze, random.Random(f"{scenario.seed}/freeze/{i}"))
-        for i, freeze in enumerate(scenario.freezes)
+        _frozen(freeze.host, times)
+        for freeze, times in zip(scenario.freezes, freeze_times_s(scenario), strict=True)
     ]
     return heapq.merge(sorted(once), *freezes)
+
+
+def freeze_times_s(scenario: HostScenario) -> list[Iterator[tuple[float, float]]]:
+    """For each freeze of the scenario, from when until when it lasts; without end if it repeats."""
+
+    def times_s(freeze: HostFreeze, chance: random.Random) -> Iterator[tuple[float, float]]:
+        at_s = freeze.at_s
+        while True:
+            yield at_s, at_s + freeze.for_s
+            if not freeze.every_s:
+                return
+            at_s += freeze.for_s + chance.expovariate(1 / freeze.every_s)
+
+    return [
+        times_s(freeze, random.Random(f"{scenario.seed}/freeze/{i}"))
+        for i, freeze in enumerate(scenario.freezes)
+    ]
 
 
 def _lasting(fault: HostHang | LinkDown, begin: Action, end: Action) -> list[Event]:
     return [Event(fault.at_s, fault.host, begin), Event(fault.at_s + fault.for_s, fault.host, end)]
 
 
-def _frozen(freeze: HostFreeze, chance: random.Random) -> Iterator[Event]:
-    at_s = freeze.at_s
-    while True:
-        yield Event(at_s, freeze.host, "freeze")
-        yield Event(at_s + freeze.for_s, freeze.host, "release")
-        if not freeze.every_s:
-            return
-        at_s += freeze.for_s + chance.expovariate(1 / freeze.every_s)
+def _frozen(host: int, times_s: Iterator[tuple[float, float]]) -> Iterator[Event]:
+    for from_s, until_s in times_s:
+        yield Event(from_s, host, "freeze")
+        yield Event(until_s, host, "release")
 
 
 class FaultPlayer:

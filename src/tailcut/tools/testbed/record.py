@@ -74,7 +74,7 @@ class Record:
         return f"tailcut-{self.id}-background"
 
     def neighbour(self, number: int) -> str:
-        """The namespace of somebody else behind the port of a host."""
+        """The namespace of the neighbour behind the port of a host."""
         return f"tailcut-{self.id}-n{number}"
 
     def host(self, number: int) -> str:

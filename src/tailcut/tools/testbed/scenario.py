@@ -208,12 +208,12 @@ class Tail(_Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbours(_Checked):
-    """Other people's TCP flows over every port: one at a time into each, from behind the port before it."""
+    """Other people send TCP flows: one at a time into every port, from behind the port before it."""
 
     flow_bytes: int
-    """Of one flow, each over a connection of its own. At 200 Mbit/s, 5 MB take 0.2 s alone."""
+    """The length of a flow. Each has a connection of its own. At 200 Mbit/s, 5 MB take 0.2 s alone."""
     gap_mean_s: float
-    """Exponential, from the end of a flow to the next one into the same port."""
+    """The mean of the exponential pause from the end of a flow to the next one into the same port."""
 
     def _check(self) -> None:
         self._positive("flow_bytes", "gap_mean_s")

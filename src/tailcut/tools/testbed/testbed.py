@@ -245,7 +245,7 @@ class Testbed:
 
 
 def burst_order(scenario: HostScenario) -> dict[str, Any] | None:
-    """What the agent of bursts is told."""
+    """What the agent that sends bursts is told."""
     if (bursts := scenario.background) is None:
         return None
     return {
@@ -257,7 +257,7 @@ def burst_order(scenario: HostScenario) -> dict[str, Any] | None:
 
 
 def neighbour_orders(scenario: HostScenario) -> list[dict[str, Any]]:
-    """What each neighbour is told: to send to the one behind the next port."""
+    """What the neighbours are told. Each sends to the one behind the next port."""
     neighbours, ports = scenario.neighbours, range(scenario.hosts)
     return [
         {

@@ -56,7 +56,7 @@ def shadow_address(host: int) -> str:
 
 
 def neighbour_address(host: int) -> str:
-    """Of somebody else behind the port of a host."""
+    """The address of the neighbour behind the port of a host."""
     return f"10.77.0.{host + 65}"
 
 
@@ -219,7 +219,7 @@ def _host_lines(host: int) -> list[str]:
 
 
 def _add_neighbours(scenario: HostScenario, record: Record) -> None:
-    """A second address on a host's link, in a namespace of its own: both share the port, both ways."""
+    """Give each host's link a second address, in a namespace of its own. Both share the port, both ways."""
     for i in range(scenario.hosts):
         place = f"link eth0 netns {record.neighbour(i)} type macvlan mode private"
         mtu = scenario.port.mtu_bytes
