@@ -1,4 +1,4 @@
-"""Trouble with processes and links: a seeded schedule of events, and a thread that plays it."""
+"""A seeded schedule of trouble with processes and links, and the thread that plays it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _UNDONE_BY: dict[Action, Action] = {"freeze": "release", "hang": "resume", "link
 @dataclass(frozen=True, order=True)
 class Event:
     at_s: float
-    """After the commands have started."""
+    """The time after the commands have started."""
     host: int
     action: Action
 
 
 def schedule(scenario: HostScenario) -> Iterator[Event]:
-    """All events in order; without end if a freeze repeats."""
+    """Yield all events in order. If a freeze repeats, there is no end of them."""
     once = [Event(kill.at_s, kill.host, "kill") for kill in scenario.kills]
     for dark in scenario.link_downs:
         once += _lasting(dark, "link down", "link up")
@@ -51,7 +51,7 @@ def schedule(scenario: HostScenario) -> Iterator[Event]:
 
 
 def freeze_times_s(scenario: HostScenario) -> list[Iterator[tuple[float, float]]]:
-    """For each freeze of the scenario, from when until when it lasts; without end if it repeats."""
+    """Return for each freeze of the scenario from when until when it lasts, without end if it repeats."""
 
     def times_s(freeze: HostFreeze, chance: random.Random) -> Iterator[tuple[float, float]]:
         at_s = freeze.at_s
@@ -101,7 +101,7 @@ class FaultPlayer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; what is frozen goes on, and links that are dark come back."""
+        """Stop the clock. What is frozen or hangs goes on, and links that are dark come back."""
         self._closing.set()
         self._thread.join()
         for host, action in tuple(self._to_undo):
@@ -129,8 +129,8 @@ class FaultPlayer:
             return
         if event.action == "kill":
             self.killed.add(event.host)
-        # Each is the first of a process group, so that its children feel it, too. poll() would reap it
-        # under the eyes of whoever waits for it.
+        # Each process is the first of a process group, so its children are hit too. poll() would reap a
+        # process that somebody else waits for.
         groups = [process.pid for process in self._processes[event.host] if process.returncode is None]
         if event.action in ("hang", "resume"):
             assert self._main_threads

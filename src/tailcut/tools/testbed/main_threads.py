@@ -1,4 +1,4 @@
-"""Programs that hang: their main threads stand still, and all other threads go on. hang.py is the agent.
+"""Makes programs hang: their main threads stand still, and all other threads go on. hang.py is the agent.
 
 It is a process of its own: whoever waits for a child takes the stop of a thread that it traces itself
 for the end of the child.
