@@ -33,10 +33,15 @@ SLOW_MODULES = {
 SLOW_TESTS = {
     "test_256_ranks_in_one_process",
     "test_decoding_is_unbiased_at_every_width_and_at_every_cut",
+    "test_every_prefix_has_the_error_of_the_table",
     "test_granules_with_few_contributions_are_not_clipped",
     "test_memory_is_bounded_and_does_not_grow_over_ten_thousand_ops",
     "test_more_than_256_members_are_served_too",
     "test_one_bit_is_drive_and_more_are_eden_within_four_percent",
+    "test_planes_are_unbiased_whatever_is_cut_or_lost",
+    "test_planes_err_by_at_most_a_tenth_more_than_in_a_flat_group",
+    "test_planes_without_values_have_the_same_history",
+    "test_what_is_reported_is_what_planes_cost",
 }
 """Tests of other modules that it leaves out."""
 

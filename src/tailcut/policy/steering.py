@@ -236,8 +236,8 @@ def _shared_loss(report: Report) -> float:
     """The share of packets that senders lost on the way to this rank. It is their mean, without the sender
     that lost most and without ranks that were not there to send. Where packets are lost, what senders had not
     brought when a stage was cut counts too. A cut alone does not count: fewer senders do not help against a
-    burst of other traffic that fills a port (with it, P99 over P50 of tail-3 was 1.7; without, it is below
-    1.2)."""
+    burst of other traffic that fills a port (with it, P99 over P50 under rare, long bursts was 1.7; without,
+    it is below 1.2)."""
     if not any(link.received_lost_packets for link in report.links):
         return 0.0
     absent = (Verdict.SILENT, Verdict.COMPUTE_LATE)

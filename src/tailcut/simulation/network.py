@@ -12,9 +12,9 @@ from tailcut import _native
 from tailcut.errors import ConfigError
 
 TCP_HEADER_BYTES = 32
-"""With timestamps, as Linux sends it."""
+"""The TCP header with timestamps, as Linux sends it."""
 TCP_FRAME_BYTES = 14 + 20 + TCP_HEADER_BYTES
-"""Of Ethernet, IPv4 and TCP."""
+"""The headers of Ethernet, IPv4 and TCP."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Bursts:
 
 @dataclass(frozen=True, kw_only=True)
 class NeighbourFlows:
-    """Other people's TCP flows (CUBIC): one at a time into every port, from behind the port before it."""
+    """Other people send TCP flows (CUBIC): one at a time into every port, from behind the port before it."""
 
     flow_bytes: int
     gap_mean_s: float
-    """Exponential, from the end of a flow to the next one into the same port."""
+    """The mean of the exponential pause from the end of a flow to the next one into the same port."""
     segment_bytes: int = 1448
 
 

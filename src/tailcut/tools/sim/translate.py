@@ -1,7 +1,7 @@
-"""A scenario of the testbed as a simulated network: the same TOML, with the same meaning.
+"""Turns a scenario of the testbed into a simulated network, with the same meaning.
 
-Nothing is scaled: bursts have the same bytes and gaps, faults come at the same times and last as long. What a
-simulated network does not have is refused.
+Nothing is scaled: bursts have the same bytes and gaps, faults come at the same times and last as long. Fields
+that a simulated network cannot honour are refused.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tailcut.simulation.network import (
     Wan,
 )
 from tailcut.tools.testbed import HostScenario
-from tailcut.tools.testbed.faults import Action, schedule
-from tailcut.tools.testbed.scenario import ETHERNET_BYTES, HEADERS_BYTES, Kill
+from tailcut.tools.testbed.faults import freeze_times_s
+from tailcut.tools.testbed.scenario import ETHERNET_BYTES, HEADERS_BYTES
 
 IP_BYTES = 20
 UDP_BYTES = 8
@@ -32,32 +32,32 @@ _TESTBED_ONLY = {
     "port": ("burst_bytes",),
     "switch": ("lengths", "trimmable_ports", "trimmable_dscp", "trimmed_dscp"),
 }
-"""By table. A simulated link has no token bucket; a simulated packet has no lengths, ports or DSCP."""
+"""Fields that are refused, by table. A simulated link has no token bucket; a simulated packet has no lengths,
+ports or DSCP."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What all sides meet."""
+    """The conditions that all sides meet."""
 
     network: SimulatedNetwork
-    """Of UDP packets."""
+    """The network as UDP packets meet it."""
     freezes: tuple[Freeze, ...]
     hangs: tuple[Hang, ...]
     mtu_bytes: int
 
     def tcp(self) -> SimulatedNetwork:
-        """The same network for packets that bring their own transport header, and that no switch trims."""
+        """The same network for packets that have their own transport header and that no switch trims."""
         return replace(self.network, frame_bytes=ETHERNET_BYTES + IP_BYTES, trim=0.0, trim_above_bytes=0)
 
 
 def conditions_of(scenario: HostScenario, *, ranks: int, until_s: float) -> Conditions:
-    """``until_s``: the end of faults that repeat, of which there is none otherwise."""
+    """What the ranks meet. Freezes, which may repeat for ever, begin by ``until_s``."""
     _refuse_what_is_not_simulated(scenario)
     for fault in scenario.faults:
         if fault.host >= ranks:
             raise ConfigError(f"{scenario.name} troubles rank {fault.host}; give --ranks above that")
     port, switch = scenario.port, scenario.switch
-    freezes, hangs, partitions = _faults(scenario, until_s)
     trim_above = switch.trim_above_bytes
     network = SimulatedNetwork(
         seed=scenario.seed,
@@ -71,12 +71,12 @@ def conditions_of(scenario: HostScenario, *, ranks: int, until_s: float) -> Cond
         uplink_bytes_per_s=_bytes_per_s(port.uplink),
         queue_bytes=port.queue_bytes,
         frame_bytes=HEADERS_BYTES,
-        partitions=partitions,
+        partitions=_partitions(scenario),
         bursts=_bursts(scenario),
         neighbours=_neighbours(scenario),
         wan=_wan(scenario, ranks),
     )
-    return Conditions(network, freezes, hangs, port.mtu_bytes)
+    return Conditions(network, _freezes(scenario, until_s), _hangs(scenario), port.mtu_bytes)
 
 
 def _refuse_what_is_not_simulated(scenario: HostScenario) -> None:
@@ -137,25 +137,18 @@ def _wan(scenario: HostScenario, ranks: int) -> Wan | None:
     )
 
 
-def _faults(
-    scenario: HostScenario, until_s: float
-) -> tuple[tuple[Freeze, ...], tuple[Hang, ...], tuple[Partition, ...]]:
-    """As the testbed plays them: all that come once, and of those that repeat the ones until then."""
-    ends_s = [fault.at_s + (0 if isinstance(fault, Kill) else fault.for_s) for fault in scenario.faults]
-    last_s = until_s + max(ends_s, default=0)
-    freezes, hangs, partitions = [], [], []
-    begun_s: dict[tuple[int, Action], float] = {}
-    for event in takewhile(lambda event: event.at_s <= last_s, schedule(scenario)):
-        host, at_s = event.host, event.at_s
-        match event.action:
-            case "kill":
-                freezes.append(Freeze(host, at_s, None))
-            case "release":
-                freezes.append(Freeze(host, begun_s.pop((host, "freeze")), at_s))
-            case "resume":
-                hangs.append(Hang(host, begun_s.pop((host, "hang")), at_s))
-            case "link up":
-                partitions.append(Partition(begun_s.pop((host, "link down")), at_s, (host,)))
-            case "freeze" | "hang" | "link down":
-                begun_s[host, event.action] = at_s
-    return tuple(freezes), tuple(hangs), tuple(partitions)
+def _freezes(scenario: HostScenario, until_s: float) -> tuple[Freeze, ...]:
+    """The kills, and the freezes at the times of the testbed, as far as they begin by ``until_s``."""
+    freezes = [Freeze(kill.host, kill.at_s, None) for kill in scenario.kills]
+    for freeze, times_s in zip(scenario.freezes, freeze_times_s(scenario), strict=True):
+        in_time = takewhile(lambda times: times[0] <= until_s, times_s)
+        freezes += [Freeze(freeze.host, *times) for times in in_time]
+    return tuple(freezes)
+
+
+def _hangs(scenario: HostScenario) -> tuple[Hang, ...]:
+    return tuple(Hang(hang.host, hang.at_s, hang.at_s + hang.for_s) for hang in scenario.hangs)
+
+
+def _partitions(scenario: HostScenario) -> tuple[Partition, ...]:
+    return tuple(Partition(dark.at_s, dark.at_s + dark.for_s, (dark.host,)) for dark in scenario.link_downs)

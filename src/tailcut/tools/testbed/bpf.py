@@ -1,4 +1,4 @@
-"""bpf(2), as much of it as reading and writing pinned maps takes; and the compiler's output, cached."""
+"""Reads and writes pinned maps through bpf(2), and compiles BPF programs into a cache."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _bpf(command: int, attributes: bytes) -> int:
 
 
 def compiled(source_name: str) -> Path:
-    """The object file of a BPF program of this package, built by clang unless a build of it is cached."""
+    """Return the object file of a BPF program of this package. clang builds it unless a build is cached."""
     source = resources.files("tailcut.tools.testbed").joinpath(source_name).read_bytes()
     key = hashlib.sha256(source + platform.machine().encode()).hexdigest()[:16]
     directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tailcut")

@@ -1,4 +1,5 @@
-"""Other people's traffic: bursts to every port, at seeded times. Runs inside the background's namespace.
+"""Sends bursts of other people's traffic to every port, at seeded times. It runs inside the background's
+namespace.
 
 Their destinations do not exist: the frames load the link of a port, and its host does not look at them.
 """
@@ -17,11 +18,11 @@ from contextlib import suppress
 SO_SNDBUFFORCE = 32  # asm-generic/socket.h
 SEND_BUFFER_BYTES = 64 << 20
 DISCARD_PORT = 9
-"""Below the ports of the trimmable class by default."""
+"""The default trimmable class begins above this port."""
 
 
 def burst_times(seed: int, ports: int, gap_min_s: float, gap_mean_s: float) -> Iterator[tuple[float, int]]:
-    """``(at_s, port)`` in order, without end."""
+    """Yield ``(at_s, port)`` in order, without end."""
 
     def times(port: int) -> Iterator[tuple[float, int]]:
         chance = random.Random(f"{seed}/bursts/{port}")
@@ -34,7 +35,7 @@ def burst_times(seed: int, ports: int, gap_min_s: float, gap_mean_s: float) -> I
 
 
 class Cannon:
-    """Sends a burst at once, whatever one socket may have in flight: if need be, by several."""
+    """Sends a burst at once. It uses several sockets if one cannot have that much in flight."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []

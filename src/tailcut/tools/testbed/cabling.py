@@ -1,4 +1,4 @@
-"""Which cables of a testbed end in a process instead of in the kernel's bridge, as orders for forwarders."""
+"""Orders for forwarders: the cables of a testbed that end in a process and not in the kernel's bridge."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 from tailcut.tools.testbed.topology import SwitchPort
 
 Order = list[dict[str, Any]]
-"""The lines of one cable, as forwarder.py is told them."""
+"""The lines of one cable, as forwarder.py gets them."""
 
 
 def cables(ports: Sequence[SwitchPort], deciding: Collection[str], directory: Path) -> list[Order]:
-    """A port to a host has one if a forwarder decides about its packets; the link between sites always."""
+    """List the cables. A port to a host has one if a forwarder decides about its packets. The link between
+    sites always has one."""
     orders = []
     between_sites: Order = []
     for port in ports:
@@ -29,7 +30,7 @@ def cables(ports: Sequence[SwitchPort], deciding: Collection[str], directory: Pa
 
 
 def counters_file(directory: Path, port: str) -> Path:
-    """Where a forwarder writes what it has counted."""
+    """Return the file that a forwarder writes its counters to."""
     return directory / f"{port}.json"
 
 

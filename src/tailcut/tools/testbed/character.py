@@ -1,4 +1,4 @@
-"""What a testbed is like, measured before anything runs on it: round trips, rates, a message's tail."""
+"""Measures round trips, rates and the tail of a message before anything runs on a testbed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tailcut.tools.testbed.testbed import Testbed
 ROUND_TRIPS = 30
 RATE_MESSAGES = 25
 TAIL_MESSAGES = 300
-"""Of which P99 is the third longest."""
+"""P99 of this many is the third longest."""
 DEFAULT_MESSAGE_BYTES = 1_000_000
 TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
 class PortCharacter:
-    """Measured into the port of ``host``, from the host before it; all ports at once."""
+    """One port, measured from the host before it while all other ports are measured too."""
 
     host: int
     rtt_s: float
-    """Median."""
+    """The median round trip."""
     rate_mbit_s: float
-    """Payload of a TCP message, median."""
+    """The median rate of a TCP message, of payload."""
     tail_ratio: float | None = None
     """P99/P50 of a message's time while the bursts come."""
 
@@ -66,7 +66,7 @@ class Character:
 
 
 def measure(testbed: Testbed, tail_messages: int = TAIL_MESSAGES) -> Character:
-    """Idle first; then starts the background traffic, which goes on, and measures the tail."""
+    """Measure the idle network, start the background traffic and measure the tail. The traffic goes on."""
     tail = testbed.scenario.tail
     message_bytes = tail.message_bytes if tail else DEFAULT_MESSAGE_BYTES
     rtts_s = _probe(testbed, "round-trips", ROUND_TRIPS)
@@ -87,13 +87,13 @@ def measure(testbed: Testbed, tail_messages: int = TAIL_MESSAGES) -> Character:
 
 
 def tail_ratio(times_s: Sequence[float]) -> float:
-    """P99 over P50, by nearest rank."""
+    """Return P99 over P50, by nearest rank."""
     ordered = sorted(times_s)
     return ordered[math.ceil(0.99 * len(ordered)) - 1] / ordered[math.ceil(0.5 * len(ordered)) - 1]
 
 
 def _probe(testbed: Testbed, what: str, *numbers: int) -> list[list[float]]:
-    """What each host has measured."""
+    """Return what each host has measured."""
     addresses = [host.address for host in testbed.hosts]
     probes = [
         testbed.spawn_agent(

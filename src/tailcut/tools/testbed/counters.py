@@ -1,4 +1,4 @@
-"""What a port of the switch has counted, whichever switch it is."""
+"""The counters of a port, which are the same for both kinds of switch."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class PortCounters:
-    """Since the testbed came up, but for the backlog."""
+    """All but the backlog count from the time when the testbed came up."""
 
     port: str
     packets: int
-    """That left, trimmed ones too."""
+    """Packets that left the port, trimmed ones too."""
     bytes: int
-    """Of frames, with the lengths they left with."""
+    """Bytes of frames, with the lengths that they left with."""
     backlog_bytes: int
-    """Queued now."""
+    """Bytes that are queued now."""
     max_backlog_bytes: int
     trimmed: int
     trimmed_at_random: int
-    """Of the trimmed, those by chance and not for backlog."""
+    """Packets that were trimmed by chance and not for the backlog."""
     dropped_full: int
-    """Above the hard limit."""
+    """Packets that were dropped above the hard limit."""
     dropped_at_random: int
     dropped_in_bursts: int
     super_packets: int = 0
-    """Unsegmented packets: should be none, as trimming one would cut many."""
+    """Unsegmented packets. There should be none, because trimming one would cut many."""
     failed: int = 0
-    """Dropped because they could not be trimmed, or because the forwarder was too slow."""
+    """Packets that were dropped because they could not be trimmed, or because the forwarder was too slow."""
 
     @property
     def dropped(self) -> int:
         return self.dropped_full + self.dropped_at_random + self.dropped_in_bursts + self.failed
 
     def since(self, before: PortCounters) -> PortCounters:
-        """What was counted after ``before``; the backlog and its maximum are as they are."""
+        """Return what was counted after ``before``. The backlog and its maximum stay as they are."""
         counted = {
             entry.name: getattr(self, entry.name) - getattr(before, entry.name)
             for entry in fields(self)
@@ -46,15 +46,15 @@ class PortCounters:
 
 
 class RunningSwitch(Protocol):
-    """What stands between the hosts."""
+    """The switch between the hosts."""
 
     description: str
-    """Which one it is, for people."""
+    """Which switch it is, for people."""
     forwarded: Collection[str]
-    """Ports about whose packets a forwarder decides."""
+    """The ports for which a forwarder decides about packets."""
 
     def counters(self) -> list[PortCounters]:
-        """Of every port, in their order."""
+        """Return the counters of every port, in order."""
 
     def close(self) -> None:
-        """Let go of it; what it consists of is removed with the testbed."""
+        """Let go of the switch. Its parts are removed with the testbed."""

@@ -1,4 +1,4 @@
-"""What a run looks like: lines with their host in front, and below them a status line that redraws itself."""
+"""Shows a run: each line has its host in front, and a status line below them redraws itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tailcut.tools.testbed.testbed import Testbed
 
 
 class Screen:
-    """Output of all hosts. On a terminal a live status line stays at the bottom."""
+    """Shows the output of all hosts. On a terminal a live status line stays at the bottom."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._out = out
@@ -44,7 +44,7 @@ class Screen:
         self._before = now_s, counters
 
     def close(self) -> None:
-        """The status line goes."""
+        """Remove the status line."""
         self._clear()
         self._shown = []
 
@@ -62,7 +62,7 @@ class Screen:
 def status_rows(
     before: Sequence[PortCounters], after: Sequence[PortCounters], elapsed_s: float, columns: int
 ) -> list[str]:
-    """Each port's rate, queue and what it trimmed and dropped so far; as few rows as the terminal allows."""
+    """Return each port's rate, queue, trimmed and dropped packets, in as few rows as the terminal allows."""
     rows: list[str] = []
     for old, new in zip(before, after, strict=True):
         rate_mbit_s = 8e-6 * (new.bytes - old.bytes) / max(elapsed_s, 1e-9)
@@ -75,7 +75,7 @@ def status_rows(
 
 
 def describe_status(status: dict[str, Any]) -> str:
-    """One testbed, as ``status`` shows it."""
+    """Describe one testbed as ``status`` shows it."""
     lines = [f"{status['id']}: {status['scenario']}, {len(status['hosts'])} hosts, {status['switch']}"]
     lines += [f"  h{host['rank']} {host['address']}: {host['enter']}" for host in status["hosts"]]
     table = port_table([PortCounters(**port) for port in status["ports"]])
@@ -83,7 +83,7 @@ def describe_status(status: dict[str, Any]) -> str:
 
 
 def port_table(counters: Sequence[PortCounters]) -> str:
-    """What every port has done, for the end of a run."""
+    """Return what every port has done, for the end of a run."""
     head = ("port", "packets", "MB", "queue kB", "max kB", "trimmed", "dropped", "full", "random", "bursty")
     rows: list[tuple[str, ...]] = [head]
     rows += [

@@ -1,4 +1,4 @@
-"""Trouble with processes and links: a seeded schedule of events, and a thread that plays it."""
+"""A seeded schedule of trouble with processes and links, and the thread that plays it."""
 
 from __future__ import annotations
 
@@ -31,37 +31,50 @@ _UNDONE_BY: dict[Action, Action] = {"freeze": "release", "hang": "resume", "link
 @dataclass(frozen=True, order=True)
 class Event:
     at_s: float
-    """After the commands have started."""
+    """The time after the commands have started."""
     host: int
     action: Action
 
 
 def schedule(scenario: HostScenario) -> Iterator[Event]:
-    """All events in order; without end if a freeze repeats."""
+    """Yield all events in order. If a freeze repeats, there is no end of them."""
     once = [Event(kill.at_s, kill.host, "kill") for kill in scenario.kills]
     for dark in scenario.link_downs:
         once += _lasting(dark, "link down", "link up")
     for hang in scenario.hangs:
         once += _lasting(hang, "hang", "resume")
     freezes = [
-        _frozen(freeze, random.Random(f"{scenario.seed}/freeze/{i}"))
-        for i, freeze in enumerate(scenario.freezes)
+        _frozen(freeze.host, times)
+        for freeze, times in zip(scenario.freezes, freeze_times_s(scenario), strict=True)
     ]
     return heapq.merge(sorted(once), *freezes)
+
+
+def freeze_times_s(scenario: HostScenario) -> list[Iterator[tuple[float, float]]]:
+    """Return for each freeze of the scenario from when until when it lasts, without end if it repeats."""
+
+    def times_s(freeze: HostFreeze, chance: random.Random) -> Iterator[tuple[float, float]]:
+        at_s = freeze.at_s
+        while True:
+            yield at_s, at_s + freeze.for_s
+            if not freeze.every_s:
+                return
+            at_s += freeze.for_s + chance.expovariate(1 / freeze.every_s)
+
+    return [
+        times_s(freeze, random.Random(f"{scenario.seed}/freeze/{i}"))
+        for i, freeze in enumerate(scenario.freezes)
+    ]
 
 
 def _lasting(fault: HostHang | LinkDown, begin: Action, end: Action) -> list[Event]:
     return [Event(fault.at_s, fault.host, begin), Event(fault.at_s + fault.for_s, fault.host, end)]
 
 
-def _frozen(freeze: HostFreeze, chance: random.Random) -> Iterator[Event]:
-    at_s = freeze.at_s
-    while True:
-        yield Event(at_s, freeze.host, "freeze")
-        yield Event(at_s + freeze.for_s, freeze.host, "release")
-        if not freeze.every_s:
-            return
-        at_s += freeze.for_s + chance.expovariate(1 / freeze.every_s)
+def _frozen(host: int, times_s: Iterator[tuple[float, float]]) -> Iterator[Event]:
+    for from_s, until_s in times_s:
+        yield Event(from_s, host, "freeze")
+        yield Event(until_s, host, "release")
 
 
 class FaultPlayer:
@@ -88,7 +101,7 @@ class FaultPlayer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; what is frozen goes on, and links that are dark come back."""
+        """Stop the clock. What is frozen or hangs goes on, and links that are dark come back."""
         self._closing.set()
         self._thread.join()
         for host, action in tuple(self._to_undo):
@@ -116,8 +129,8 @@ class FaultPlayer:
             return
         if event.action == "kill":
             self.killed.add(event.host)
-        # Each is the first of a process group, so that its children feel it, too. poll() would reap it
-        # under the eyes of whoever waits for it.
+        # Each process is the first of a process group, so its children are hit too. poll() would reap a
+        # process that somebody else waits for.
         groups = [process.pid for process in self._processes[event.host] if process.returncode is None]
         if event.action in ("hang", "resume"):
             assert self._main_threads

@@ -1,4 +1,4 @@
-"""Frames from one interface to another in user space: delayed, lost or trimmed on the way.
+"""Carries frames from one interface to another in user space, and delays, loses or trims them.
 
 Runs inside the switch. For base delay, without netem, and for switches without BPF.
 One process per cable.
@@ -34,7 +34,7 @@ PUBLISH_S = 0.05
 
 
 class Line:
-    """One direction: from ``source`` to ``sink``."""
+    """One direction, from ``source`` to ``sink``."""
 
     def __init__(
         self, source: str, sink: str, delay_ns: int, queue: VirtualQueue | None, rules: Switch
@@ -87,7 +87,7 @@ class Line:
         return min((waiting[0][0] for _, waiting in self._ways if waiting), default=None)
 
     def count_overruns(self) -> None:
-        """What came faster than it was read."""
+        """Count what came faster than it was read."""
         _, drops = struct.unpack("=II", self.receiver.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8))
         self._fail(drops)
 
@@ -108,7 +108,7 @@ def _opened(interface: str, protocol: int) -> socket.socket:
 
 
 def forward(lines: Sequence[Line], publish: dict[Path, VirtualQueue]) -> None:
-    """For ever."""
+    """Forward for ever."""
     receivers = {line.receiver: line for line in lines}
     publish_at_s = 0.0
     while True:

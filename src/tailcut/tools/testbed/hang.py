@@ -1,6 +1,6 @@
 """The agent that makes programs hang: it traces the main thread of every process, and no other thread.
 
-Told what to do in lines (main_threads.py). When it ends, in whatever way, the kernel lets all of them go on.
+main_threads.py tells it what to do. When it ends, in whatever way, the kernel lets all of them go on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _ptrace(request: int, pid: int) -> None:
 
 
 def _stop(pid: int) -> bool:
-    """Only the thread whose id is that of the process. False if it has ended."""
+    """Stop the main thread of a process. Returns False if the process has ended."""
     try:
         _ptrace(PTRACE_SEIZE, pid)
         _ptrace(PTRACE_INTERRUPT, pid)
@@ -56,14 +56,14 @@ def _members(groups: Sequence[int]) -> list[int]:
 
 
 def _reap() -> None:
-    """Who dies while it is traced is seen by its parent only after its tracer has looked."""
+    """Let parents see the death of their children, which they do only after the tracer has."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, WALL | os.WNOHANG)[0]:
             pass
 
 
 def _rehearse() -> None:
-    """On a child, so that what is forbidden is known before a run and not in the middle of it."""
+    """Stop a child once. A machine that forbids this says so before a run and not in the middle of it."""
     child = os.fork()
     if child == 0:
         signal.pause()
@@ -85,7 +85,9 @@ def main() -> None:
                 return
             action, host, *groups = words
             if action == "hang":
-                stopped[host] = [pid for pid in _members([int(group) for group in groups]) if _stop(pid)]
+                held = stopped.setdefault(host, [])
+                members = _members([int(group) for group in groups])
+                held += [pid for pid in members if pid not in held and _stop(pid)]
             else:
                 for pid in stopped.pop(host, []):
                     _resume(pid)

@@ -1,4 +1,4 @@
-"""The process that owns a testbed which was brought up for people: alive until it is told to go."""
+"""The process that owns a testbed which was brought up for people. It lives until it is told to go."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tailcut.tools.testbed.testbed import AGENT_ENVIRONMENT, SwitchKind, Testbed
 
 REFRESH_S = 0.5
 DOWN_LIMIT_S = 10.0
-"""After which ``down`` no longer trusts the keeper and removes everything itself."""
+"""After this long ``down`` no longer trusts the keeper and removes everything itself."""
 
 
 def start(name: str, toml: str, overrides: dict[str, int], switch: SwitchKind) -> dict[str, Any]:
-    """Start a keeper in the background; returns its testbed's status once that is up."""
+    """Start a keeper in the background, and return the status of its testbed when it is up."""
     order = json.dumps({"name": name, "toml": toml, "overrides": overrides, "switch": switch})
     process = subprocess.Popen(
         [sys.executable, "-m", "tailcut.tools.testbed.keeper", order],
@@ -54,7 +54,7 @@ def end(record: Record) -> None:
 
 
 def chosen(testbed: str | None) -> Record:
-    """The record of an id, or the only one there is."""
+    """Return the record of an id, or the only record there is."""
     found = [record for record in records() if testbed in (None, record.id)]
     if len(found) == 1:
         return found[0]
@@ -81,7 +81,7 @@ def _answer(document: dict[str, Any]) -> None:
 
 
 def _detach(log: Path) -> None:
-    """Whoever reads the output of ``up`` must see its end."""
+    """Close the output of ``up``, so that whoever reads it sees its end."""
     with log.open("wb") as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())

@@ -1,4 +1,4 @@
-"""One command on every host: its output line by line, its end, and the end of the others when one fails."""
+"""Runs one command on every host, passes on its output line by line, and ends all when one fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailcut.tools.testbed.testbed import Testbed
 
 REFRESH_S = 0.5
 GRACE_S = 5.0
-"""From asking the others to end, once one has failed, to killing them."""
+"""When one command has failed, the others have this long to end before they are killed."""
 
 
 class Audience(Protocol):
@@ -30,16 +30,16 @@ class Audience(Protocol):
     def fault(self, event: Event) -> None: ...
 
     def glance(self, testbed: Testbed, now_s: float) -> None:
-        """Called about every ``REFRESH_S``."""
+        """Take a look. This is called about every ``REFRESH_S``."""
 
 
 @dataclass(frozen=True)
 class Ending:
     host: int
     code: int
-    """As a shell would say it: 128 + the number of the signal."""
+    """The status as a shell would say it: 128 + the number of the signal."""
     on_purpose: bool
-    """The scenario killed it, or another host's failure ended it."""
+    """Whether the scenario killed it, or another host's failure ended it."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class _Pipe:
     rest: bytes = b""
 
     def lines(self, read: bytes) -> list[str]:
-        """The whole lines so far; at the end of the stream, what is left."""
+        """Return the whole lines so far. At the end of the stream, return what is left."""
         *whole, self.rest = (self.rest + read).split(b"\n") if read else (self.rest, b"")
         return [line.decode(errors="replace").rstrip("\r") for line in whole if read or line]
 
@@ -88,12 +88,12 @@ class _Launch:
         testbed.begin_faults(self._faults.put)
 
     def step(self) -> bool:
-        """Wait for output or the next refresh. False when everything has ended."""
+        """Wait for output or the next refresh. Returns False when everything has ended."""
         now_s = time.monotonic()
         if now_s >= self._refresh_at_s:
             self._audience.glance(self._testbed, now_s)
             self._refresh_at_s = now_s + REFRESH_S
-        # An end is seen by the end of its output, or else at the next look.
+        # The end of a command shows as the end of its output, or at the next look.
         for key, _ in self._selector.select(min(0.05, self._refresh_at_s - now_s)):
             self._read(key.data)
         while not self._faults.empty():
@@ -112,7 +112,7 @@ class _Launch:
         self._selector.close()
 
     def _read(self, pipe: _Pipe) -> bool:
-        """Pass on what has come; whether there may be more."""
+        """Pass on what has come. Returns whether there may be more."""
         try:
             read = os.read(pipe.stream.fileno(), 1 << 16)
         except BlockingIOError:
@@ -126,7 +126,7 @@ class _Launch:
 
     def _ended(self, host: int, process: subprocess.Popen[bytes]) -> None:
         del self._running[host]
-        # What it wrote is in the pipes; children of it that still hold them are not waited for.
+        # What it wrote is in the pipes. Its children may still hold them, and nobody waits for those.
         for key in [key for key in self._selector.get_map().values() if key.data.host == host]:
             while self._read(key.data):
                 pass
@@ -145,7 +145,7 @@ class _Launch:
 
 
 def exit_status(endings: Sequence[Ending]) -> int:
-    """0 unless a command failed for reasons of its own; then the first failure's."""
+    """Return the status of the first command that failed for reasons of its own, or 0 if none did."""
     return next((ending.code for ending in endings if ending.code and not ending.on_purpose), 0)
 
 

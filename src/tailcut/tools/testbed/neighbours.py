@@ -1,4 +1,4 @@
-"""Other people's TCP flows: one neighbour's part. Runs inside the neighbour's namespace.
+"""One neighbour's part in other people's TCP flows. It runs inside the neighbour's namespace.
 
 It receives whatever comes, and sends one flow after the other to the neighbour behind the next port.
 """
@@ -18,12 +18,12 @@ from tailcut.tools.testbed.probe import CONGESTION_CONTROL
 
 FLOW_PORT = 29402
 PATIENCE_S = 30.0
-"""Without a byte; then the flow is given up, and the next one follows."""
+"""After this long without a byte a flow is given up."""
 PIECE = bytes(1 << 16)
 
 
 def gaps_s(seed: int, port: int, gap_mean_s: float) -> Iterator[float]:
-    """Before each flow into a port, without end."""
+    """The pauses before the flows into a port, without end."""
     chance = random.Random(f"{seed}/neighbours/{port}")
     while True:
         yield chance.expovariate(1 / gap_mean_s)
@@ -43,7 +43,7 @@ def _serve(server: socket.socket) -> None:
 
 
 def _send(address: str, flow_bytes: int) -> None:
-    """A flow over a connection of its own, until the receiver has closed it too."""
+    """Send a flow over a connection of its own, and wait until the receiver has all of it."""
     with socket.create_connection((address, FLOW_PORT), timeout=PATIENCE_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_CONTROL.encode())
         for begin in range(0, flow_bytes, len(PIECE)):

@@ -15,7 +15,7 @@ _OURS = Path("/run/.tailcut")
 
 
 def become_root_of_a_namespace() -> None:
-    """Without root: start this command again inside a user namespace, from which this does not return."""
+    """Without root, start this command again inside a user namespace. Then this does not return."""
     if os.geteuid() == 0 and (not system.in_user_namespace() or _mounts_are_private()):
         return
     unshare = system.program("unshare")
@@ -30,7 +30,7 @@ def become_root_of_a_namespace() -> None:
 
 
 def require_networks() -> None:
-    """Raise unless this process may create namespaces; inside a user namespace, make room for their names."""
+    """Raise unless this process may create namespaces. Inside a user namespace, make room for their names."""
     confined = system.in_user_namespace()
     if os.geteuid() != 0 or (confined and not _mounts_are_private()):
         raise ConfigError(f"a testbed needs root, or to be inside: unshare {' '.join(UNSHARE)} COMMAND")
@@ -40,7 +40,7 @@ def require_networks() -> None:
 
 
 def _mounts_are_private() -> bool:
-    """Whether what is mounted here is seen by nobody else. Those of a container are everybody's in it."""
+    """Return whether nobody else sees what is mounted here. All processes of a container share its mounts."""
     try:
         return os.readlink("/proc/self/ns/mnt") != os.readlink("/proc/1/ns/mnt")
     except PermissionError:

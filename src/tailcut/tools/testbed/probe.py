@@ -1,6 +1,7 @@
-"""One host's part in measuring a testbed. Runs on every host at once, each with the next one.
+"""One host's part in measuring a testbed. It runs on every host at once, each with the next one.
 
-Prints one line of JSON: the round trips to the next host, or the times of the messages from the one before.
+It prints one line of JSON with the round trips to the next host, or with the times of the messages from the
+host before.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ ECHO_PORT, MESSAGE_PORT = 29400, 29401
 CONGESTION_CONTROL = "cubic"
 PATIENCE_S = 30.0
 STAMP = struct.Struct("=Q")
-"""When a message was sent, at its beginning."""
+"""The time when a message was sent, at its beginning."""
 _ECHO_S = 1.0
-"""After which an echo counts as lost."""
+"""After this long an echo counts as lost."""
 
 
 def round_trips_s(address: str, peer: str, count: int) -> list[float]:
-    """Of small UDP packets, one at a time; those that came back."""
+    """Return the round trips of small UDP packets, one at a time, as far as they came back."""
     server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     server.bind((address, ECHO_PORT))
-    # Until the process ends: the neighbour may take longer.
+    # It echoes until the process ends, because the other host may take longer.
     threading.Thread(target=_echo, args=(server,), daemon=True).start()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.settimeout(_ECHO_S)
@@ -60,10 +61,10 @@ def _echo(server: socket.socket) -> None:
 
 
 def message_times_s(address: str, peer: str, message_bytes: int, count: int) -> list[float]:
-    """Of the messages that arrive here over one TCP connection; as many go to ``peer``.
+    """Return the times of the messages that arrive here over one TCP connection. As many go to ``peer``.
 
-    From the first byte sent to the last received, one way: all hosts have one clock, and an answer's way
-    would lead through another port.
+    A time runs from the first byte sent to the last received, one way: all hosts have one clock, and an
+    answer would go through another port.
     """
     times_s: list[float] = []
     with socket.create_server((address, MESSAGE_PORT)) as server:

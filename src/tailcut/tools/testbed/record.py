@@ -1,6 +1,7 @@
-"""Which testbeds exist: a directory each, named for its owning process, so that a dead owner's is found.
+"""Records which testbeds exist. Each has a directory that is named for its owning process, so that those of
+dead owners are found.
 
-Owns names and the removal of everything that bears them. Knows nothing of what a testbed is for.
+It owns names and the removal of everything that has them. It knows nothing of what a testbed is for.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from tailcut.errors import ConfigError
 from tailcut.tools.testbed import system
 
 MARK = "TAILCUT_TESTBED"
-"""In the environment of every process of a testbed, with its id."""
+"""The variable with the testbed's id in the environment of all its processes."""
 
 
 def state_directory() -> Path:
-    """Root's records are the machine's; anybody else's are their own."""
+    """Return where records are: root's in a place of the machine, anybody else's in a place of their own."""
     if os.geteuid() == 0 and not system.in_user_namespace():
         return Path("/run/tailcut")
     return Path(f"/tmp/tailcut-{system.outer_uid()}")
@@ -74,7 +75,7 @@ class Record:
         return f"tailcut-{self.id}-background"
 
     def neighbour(self, number: int) -> str:
-        """The namespace of somebody else behind the port of a host."""
+        """The namespace of the neighbour behind the port of a host."""
         return f"tailcut-{self.id}-n{number}"
 
     def host(self, number: int) -> str:
@@ -90,7 +91,7 @@ class Record:
         part.rename(self.directory / "status.json")
 
     def read_status(self) -> dict[str, Any]:
-        """Empty while the testbed comes up or goes down."""
+        """Return the status. It is empty while the testbed comes up or goes down."""
         with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
             status: dict[str, Any] = json.loads((self.directory / "status.json").read_text())
             return status
@@ -112,13 +113,13 @@ class Record:
 
 
 def records() -> list[Record]:
-    """All testbeds of this user, dead ones too."""
+    """Return all testbeds of this user, dead ones too."""
     found = sorted(state_directory().glob("[0-9]*-[0-9a-f]*-[0-9]*"))
     return [Record(path.name, path) for path in found]
 
 
 def remove_leftovers() -> list[str]:
-    """Remove every testbed whose owner was killed; returns their ids."""
+    """Remove every testbed whose owner was killed, and return their ids."""
     dead = [record for record in records() if not record.owner_lives]
     for record in dead:
         record.remove()
@@ -134,7 +135,7 @@ def _started_ticks(pid: int) -> int | None:
 
 
 def _kill(testbed: str, namespaces: list[str]) -> None:
-    """Every process of a testbed but this one: by its mark, or because it is inside; until none is found."""
+    """Kill all other processes of a testbed, by their mark or because they are inside, until none is left."""
     inside = set()
     for name in namespaces:
         with contextlib.suppress(FileNotFoundError):

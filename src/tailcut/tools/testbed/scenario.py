@@ -1,6 +1,6 @@
 """A scenario as values: the hosts, their ports, what the switch does to packets, what happens to processes.
 
-Frozen and checked once. Knows nothing of namespaces, of files or of time.
+The values are frozen and checked once. They know nothing of namespaces, of files or of time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ ANY = "any"
 ETHERNET_BYTES = 14
 HEADERS_BYTES = ETHERNET_BYTES + 20 + 8
 MAX_TRIM_FRAME_BYTES = 1024
-"""trim.bpf.c sums no longer payloads."""
+"""trim.bpf.c cannot sum longer payloads."""
 
 
 def _matches(value: Any, hint: Any) -> bool:
-    """Whether a value read from TOML is of the type that a field is annotated with."""
+    """Return whether a value read from TOML is of the type that a field is annotated with."""
     arguments = get_args(hint)
     if get_origin(hint) in (Union, types.UnionType):
         return any(_matches(value, argument) for argument in arguments)
@@ -35,7 +35,7 @@ def _matches(value: Any, hint: Any) -> bool:
 
 
 class _Checked:
-    """Types first, so that what each class demands of its values may take them for granted."""
+    """Checks types first, so that the checks of each class can rely on them."""
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
@@ -63,15 +63,16 @@ class Port(_Checked):
     """Every host's link to the switch."""
 
     rate_mbit_s: float = 200.0
-    """From the switch to the host. Two cores carry four ports of 200 at MTU 1500, or of 1000 at MTU 9000."""
+    """The rate from the switch to the host. Two cores carry four ports of 200 at MTU 1500, or of 1000 at
+    MTU 9000."""
     uplink_mbit_s: float | None = None
-    """From the host to the switch; as ``rate_mbit_s`` by default, 0: unlimited."""
+    """The rate from the host to the switch. The default is ``rate_mbit_s``; 0 is unlimited."""
     mtu_bytes: int = 1500
     queue_bytes: int = 8_000_000
-    """What a port of the switch holds; the rest is dropped. Lower: earlier loss, shorter delay."""
+    """What a port of the switch holds; the rest is dropped. Less gives earlier loss and shorter delays."""
     burst_bytes: int | None = None
-    """What a link sends at once after a pause; none: 2 ms of its rate. Lower: truer for small messages, but
-    late timers cost rate: for TCP at 200 Mbit/s, 190 to 196 were measured with 2 ms, 151 to 188 with 1 ms."""
+    """What a link sends at once after a pause. The default is 2 ms of its rate. Less is truer for small
+    messages, but late timers cost rate: TCP at 200 Mbit/s got 190 to 196 with 2 ms, 151 to 188 with 1 ms."""
 
     def _check(self) -> None:
         self._positive("rate_mbit_s", "queue_bytes")
@@ -94,11 +95,11 @@ class BurstyLoss(_Checked):
     """Gilbert-Elliott: a port is in a good or a bad state and may change with every packet."""
 
     enter_frac: float
-    """Probability of good to bad."""
+    """The probability of a change from good to bad."""
     leave_frac: float
-    """Probability of bad to good: bursts are 1 / leave_frac packets long on average."""
+    """The probability of a change from bad to good. Bursts are 1 / leave_frac packets long on average."""
     loss_frac: float = 1.0
-    """Of the packets in the bad state."""
+    """The share of packets that is lost in the bad state."""
 
     def _check(self) -> None:
         self._fractions("enter_frac", "leave_frac", "loss_frac")
@@ -114,22 +115,22 @@ class Switch(_Checked):
     """What every port of the switch does to the packets that leave by it."""
 
     loss_frac: float = 0.0
-    """Random loss, of IPv4 packets of any kind."""
+    """The share of IPv4 packets of any kind that is lost at random."""
     bursty_loss: BurstyLoss | None = None
     trim_frac: float = 0.0
-    """Random trimming, of packets of the trimmable class."""
+    """The share of packets of the trimmable class that is trimmed at random."""
     trim_above_bytes: int | None = None
-    """Backlog from which packets of the trimmable class are trimmed; none: never for that reason."""
+    """Above this backlog packets of the trimmable class are trimmed. None trims none for that reason."""
     trim_frame_bytes: int = 256
     """What is left of a trimmed packet, Ethernet header included. 256 is common in switches, 128 exists."""
     lengths: Literal["fix-lengths", "leave-lengths"] = "fix-lengths"
     """Whether the IP and UDP lengths and checksums of a trimmed packet are corrected."""
     trimmable_ports: tuple[int, int] = (1024, 65535)
-    """The trimmable class: UDP to these ports, ..."""
+    """The trimmable class is UDP to these ports ..."""
     trimmable_dscp: int | Literal["any"] = "any"
-    """... of this DSCP."""
+    """... with this DSCP."""
     trimmed_dscp: int = 48
-    """Mark of a trimmed packet. 48 is what SONiC's documents show."""
+    """The mark of a trimmed packet. SONiC's documents show 48."""
 
     def _check(self) -> None:
         self._fractions("loss_frac", "trim_frac")
@@ -151,46 +152,46 @@ class Switch(_Checked):
 
     @property
     def touches_packets(self) -> bool:
-        """Whether a bridge with a rate limit is not enough."""
+        """Return whether a bridge with a rate limit is not enough."""
         trims = self.trim_above_bytes is not None or self.trim_frac > 0
         return trims or self.loss_frac > 0 or self.bursty_loss is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bursts(_Checked):
-    """Other people's traffic into every port: each burst comes at once, and what is behind it waits."""
+    """Other people send bursts into every port. Each burst comes at once, and what is behind it waits."""
 
     burst_bytes: int
-    """Payload of one burst. At 200 Mbit/s and MTU 1500, 1 MB blocks a port for 41 ms."""
+    """The payload of one burst. At 200 Mbit/s and MTU 1500, 1 MB blocks a port for 41 ms."""
     gap_min_s: float
-    """From a burst to the next one to the same port; longer than a burst takes, lest they overlap."""
+    """The least time from a burst to the next one to the same port. It is longer than a burst takes."""
     gap_mean_s: float
-    """Exponential, on top of ``gap_min_s``."""
+    """The mean of an exponential time on top of ``gap_min_s``."""
 
     def _check(self) -> None:
         self._positive("burst_bytes", "gap_min_s", "gap_mean_s")
 
     def frames_bytes(self, mtu_bytes: int) -> int:
-        """What a burst is on the wire, where all its packets are full."""
+        """Return the bytes of a burst on the wire, where all its packets are full."""
         return math.ceil(self.burst_bytes / burst_payload_bytes(mtu_bytes)) * (mtu_bytes + ETHERNET_BYTES)
 
 
 def burst_payload_bytes(mtu_bytes: int) -> int:
-    """Of one packet of a burst."""
+    """Return the payload of one packet of a burst."""
     return mtu_bytes + ETHERNET_BYTES - HEADERS_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tail(_Checked):
-    """Bursts of other people's traffic into every port, so that P99/P50 of a message's time is ``ratio``."""
+    """Bursts into every port that are sized so that P99/P50 of a message's time is ``ratio``."""
 
     ratio: float
     message_bytes: int = 1_000_000
     """The message that the ratio is for: give it the size of your op's shard."""
     gap_min_s: float = 0.3
-    """Between bursts to a port; so long that they do not overlap."""
+    """The least time between bursts to a port. It is so long that they do not overlap."""
     gap_mean_s: float = 0.5
-    """Exponential, on top of ``gap_min_s``. Longer: P99 no longer meets a burst."""
+    """The mean of an exponential time on top of it. If it is too long, P99 no longer meets a burst."""
 
     def _check(self) -> None:
         self._positive("message_bytes", "gap_min_s", "gap_mean_s")
@@ -208,12 +209,12 @@ class Tail(_Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbours(_Checked):
-    """Other people's TCP flows over every port: one at a time into each, from behind the port before it."""
+    """Other people send TCP flows: one at a time into every port, from behind the port before it."""
 
     flow_bytes: int
-    """Of one flow, each over a connection of its own. At 200 Mbit/s, 5 MB take 0.2 s alone."""
+    """The length of a flow. Each has a connection of its own. At 200 Mbit/s, 5 MB take 0.2 s alone."""
     gap_mean_s: float
-    """Exponential, from the end of a flow to the next one into the same port."""
+    """The mean of the exponential pause from the end of a flow to the next one into the same port."""
 
     def _check(self) -> None:
         self._positive("flow_bytes", "gap_mean_s")
@@ -221,11 +222,11 @@ class Neighbours(_Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Wan(_Checked):
-    """Two sites: the second half of the hosts is behind a thin link with a base delay."""
+    """There are two sites. The second half of the hosts is behind a thin link with a base delay."""
 
     rate_mbit_s: float = 50.0
     delay_s: float = 0.010
-    """One way."""
+    """The delay one way."""
     loss_frac: float = 0.0
     queue_bytes: int = 1_000_000
 
@@ -242,10 +243,10 @@ class HostFreeze(_Checked):
 
     host: int
     at_s: float
-    """After the commands have started."""
+    """The time after the commands have started."""
     for_s: float
     every_s: float = 0.0
-    """Mean of the seeded, exponential time from the end of a freeze to the next; 0: once."""
+    """The mean of the seeded, exponential time from the end of a freeze to the next; 0 freezes once."""
 
     def _check(self) -> None:
         self._positive("for_s")
@@ -294,7 +295,7 @@ class HostScenario(_Checked):
     description: str = ""
     hosts: int = 4
     seed: int = 0
-    """Where everything random derives from."""
+    """Everything random derives from it."""
     port: Port = field(default_factory=Port)
     switch: Switch = field(default_factory=Switch)
     bursts: Bursts | None = None
@@ -328,7 +329,7 @@ class HostScenario(_Checked):
 
     @property
     def background(self) -> Bursts | None:
-        """Bursts of other people's traffic, whichever table asks for them."""
+        """The bursts of other people's traffic, whichever table asks for them."""
         return self.tail.bursts if self.tail else self.bursts
 
     @property

@@ -49,7 +49,7 @@ def shipped_names() -> list[str]:
 
 
 def scenario_text(name: str) -> str:
-    """The TOML of a scenario that comes with the package, or of the file at a path that ends in .toml."""
+    """Return the TOML of a scenario of the package, or of the file at a path that ends in .toml."""
     if name.endswith(".toml"):
         try:
             return Path(name).read_text()
@@ -63,7 +63,7 @@ def scenario_text(name: str) -> str:
 
 
 def load_scenario(name: str, **overrides: int) -> HostScenario:
-    """By name or path; ``overrides`` replace fields such as ``hosts`` and ``seed``."""
+    """Load a scenario by name or path. ``overrides`` replace fields such as ``hosts`` and ``seed``."""
     return parse_scenario(scenario_text(name), Path(name).name.removesuffix(".toml"), overrides)
 
 
@@ -96,7 +96,7 @@ def parse_scenario(text: str, name: str, overrides: Mapping[str, int] | None = N
 
 
 def built_table(kind: type[T], table: Any, where: str) -> T:
-    """An instance of a scenario's class from a table of TOML or JSON."""
+    """Make an instance of a scenario's class from a table of TOML or JSON."""
     if not isinstance(table, dict):
         raise ConfigError(f"{where}: must be a table")
     if unknown := set(table) - set(known_fields(kind)):

@@ -62,7 +62,7 @@ def _loaded(directory: Path) -> Path:
 
 
 def packed_rules(port: SwitchPort) -> bytes:
-    """As struct rules of trim.bpf.c."""
+    """Pack the rules as struct rules of trim.bpf.c."""
     rules: Switch = port.rules
     bursty = rules.bursty_loss
     chances = (rules.loss_frac, rules.trim_frac) + (
@@ -83,7 +83,7 @@ def packed_rules(port: SwitchPort) -> bytes:
 
 
 def _unpacked(port: SwitchPort, raw: bytes, now_ns: int) -> PortCounters:
-    """From struct port of trim.bpf.c; the queue has drained since its last packet."""
+    """Unpack struct port of trim.bpf.c. The queue has drained since its last packet."""
     _, _, _, last_ns, backlog_q10, *counts, max_backlog_q10 = _PORT.unpack(raw)
     packets, length, trimmed, at_random, full, lost, in_bursts, supers, failed = counts
     unit = ns_per_byte_q10(port.rate_mbit_s)

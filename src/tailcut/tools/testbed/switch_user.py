@@ -1,4 +1,4 @@
-"""The switch without BPF: a bridge with rate limits; where packets are to be lost or trimmed, processes."""
+"""The switch without BPF: a bridge with rate limits, and processes if packets are to be lost or trimmed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs that build a testbed: found, run, and their failures explained."""
+"""Finds and runs the programs that build a testbed, and explains their failures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PACKAGES = {
 
 @cache
 def program(name: str) -> str:
-    """Its path: root's programs are not on everybody's."""
+    """Return the path of a program. Root's programs are not on everybody's PATH."""
     found = shutil.which(name, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
     if found is None:
         raise ConfigError(
@@ -46,7 +46,7 @@ def run(name: str, *words: str, stdin: str = "", check: bool = True) -> str:
 
 
 def batch(name: str, lines: Sequence[str], namespace: str | None = None, *, check: bool = True) -> None:
-    """Many commands of ip, tc or bridge in one process; without ``check``, all of them, whatever fails."""
+    """Run many commands of ip, tc or bridge in one process. Without ``check`` all are run, whatever fails."""
     place = () if namespace is None else ("-n", namespace)
     force = () if check else ("-force",)
     if lines:
@@ -54,17 +54,17 @@ def batch(name: str, lines: Sequence[str], namespace: str | None = None, *, chec
 
 
 def in_user_namespace() -> bool:
-    """Root in a user namespace may build networks but load no BPF programs."""
+    """Return whether this is a user namespace, where root may build networks but load no BPF programs."""
     return Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]
 
 
 def outer_uid() -> int:
-    """Who runs this, as seen from outside a user namespace of one user."""
+    """Return who runs this, as seen from outside a user namespace of one user."""
     return int(Path("/proc/self/uid_map").read_text().split()[1]) + os.geteuid()
 
 
 def _reason(stderr: str, stdin: str) -> str:
-    """The first complaint, and of a batch the command that it is about."""
+    """Return the first complaint, and for a batch also the command that it is about."""
     text = stderr.strip().splitlines() or ["no reason given"]
     if "kind is unknown" in text[0]:
         text[0] += " This kernel lacks it."

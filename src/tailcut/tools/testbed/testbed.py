@@ -33,7 +33,7 @@ AGENT_ENVIRONMENT = {"PYTHONSAFEPATH": "1"}
 
 @dataclass(frozen=True)
 class Host:
-    """One rank's place."""
+    """The place of one rank."""
 
     rank: int
     namespace: str
@@ -57,7 +57,7 @@ class Testbed:
     @classmethod
     @contextlib.contextmanager
     def up(cls, scenario: HostScenario, switch: SwitchKind = "auto") -> Iterator[Testbed]:
-        """Bring the scenario's network up; down again at the end. First removes what killed ones left."""
+        """Bring the scenario's network up, and down at the end. First remove what killed testbeds left."""
         require_networks()
         remove_leftovers()
         record = Record.create()
@@ -104,7 +104,7 @@ class Testbed:
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a command on a host, as a rank of one group; ``env`` is added to this process's environment.
+        """Start a command on a host, as a rank of one group. ``env`` is added to this process's environment.
 
         It is the first of a session, and is killed when the thread that called this ends.
         """
@@ -114,7 +114,7 @@ class Testbed:
         return process
 
     def begin_faults(self, tell: Callable[[Event], None] = lambda event: None) -> None:
-        """Start the scenario's clock: freezes, hangs, kills and links that go down act on what was spawned.
+        """Start the scenario's clock. Freezes, hangs, kills and links that go down act on what was spawned.
 
         Called again, it begins anew.
         """
@@ -126,7 +126,7 @@ class Testbed:
         )
 
     def end_faults(self) -> None:
-        """Stop the scenario's clock; what is frozen, hangs or is dark comes back."""
+        """Stop the scenario's clock. What is frozen, hangs or is dark comes back."""
         if self._faults:
             self._faults.close()
 
@@ -142,7 +142,7 @@ class Testbed:
             self._background.append(agent)
 
     def end_background(self) -> None:
-        """Stop it. What is in the queues of the switch still leaves."""
+        """Stop the background traffic. What is in the queues of the switch still leaves."""
         for agent in self._background:
             agent.kill()
         for agent in self._background:
@@ -157,7 +157,7 @@ class Testbed:
     def spawn_agent(
         self, namespace: str, module: str, *arguments: str, talk: bool = False
     ) -> subprocess.Popen[bytes]:
-        """Start a module of the testbed itself inside a namespace; with ``talk``, with pipes to it."""
+        """Start a module of the testbed itself inside a namespace. With ``talk`` there are pipes to it."""
         argv = [sys.executable, "-m", f"tailcut.tools.testbed.{module}", *arguments]
         pipe = subprocess.PIPE if talk else subprocess.DEVNULL
         agent = self._spawn_in(namespace, argv, AGENT_ENVIRONMENT, pipe, pipe, None)
@@ -165,7 +165,7 @@ class Testbed:
         return agent
 
     def rank_environment(self, host: int) -> dict[str, str]:
-        """What torchrun would set, with one rank on each host."""
+        """Return what torchrun would set, with one rank on each host."""
         return {
             "RANK": str(host),
             "WORLD_SIZE": str(len(self.hosts)),
@@ -173,7 +173,7 @@ class Testbed:
             "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": self.hosts[0].address,
             "MASTER_PORT": str(MASTER_PORT),
-            # Else they take the address of the machine's name, which is not on this network.
+            # Otherwise they take the address of the machine's name, which is not on this network.
             "GLOO_SOCKET_IFNAME": "eth0",
             "NCCL_SOCKET_IFNAME": "eth0",
         }
@@ -182,7 +182,7 @@ class Testbed:
         return self.switch.counters()
 
     def enter_command(self, host: int) -> str:
-        """What to type to be on a host; for people."""
+        """Return what a person types to be on a host."""
         inside = f"ip netns exec {self.hosts[host].namespace}"
         if system.in_user_namespace():
             return f"nsenter --preserve-credentials --user --mount --net --target {os.getpid()} {inside}"
@@ -196,7 +196,7 @@ class Testbed:
         )
 
     def publish_status(self) -> None:
-        """For ``tailcut testbed status``."""
+        """Write the status for ``tailcut testbed status``."""
         self.record.write_status(self.status())
 
     def status(self) -> dict[str, Any]:
@@ -232,7 +232,7 @@ class Testbed:
         stdout: int | None,
         stderr: int | None,
     ) -> subprocess.Popen[bytes]:
-        # The kernel's promise, so that it also holds when this process is killed.
+        # The kernel ends the command with this thread, so this also holds when this process is killed.
         die_along = [system.program("setpriv"), "--pdeathsig", "KILL"]
         return subprocess.Popen(
             [*die_along, system.program("ip"), "netns", "exec", namespace, *argv],
@@ -245,7 +245,7 @@ class Testbed:
 
 
 def burst_order(scenario: HostScenario) -> dict[str, Any] | None:
-    """What the agent of bursts is told."""
+    """Return what the agent that sends bursts is told."""
     if (bursts := scenario.background) is None:
         return None
     return {
@@ -257,7 +257,7 @@ def burst_order(scenario: HostScenario) -> dict[str, Any] | None:
 
 
 def neighbour_orders(scenario: HostScenario) -> list[dict[str, Any]]:
-    """What each neighbour is told: to send to the one behind the next port."""
+    """Return what the neighbours are told. Each sends to the one behind the next port."""
     neighbours, ports = scenario.neighbours, range(scenario.hosts)
     return [
         {
@@ -273,7 +273,7 @@ def neighbour_orders(scenario: HostScenario) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not leave half of a testbed behind."""
+    """Hold signals back. A second Ctrl-C must not leave half of a testbed behind."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield

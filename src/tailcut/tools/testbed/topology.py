@@ -1,6 +1,6 @@
-"""Hosts as network namespaces around a switch that is one, too: what is created, for ip, tc and bridge.
+"""Creates hosts and a switch, which are all network namespaces, with ip, tc and bridge.
 
-Owns names and addresses inside a testbed. What the switch does to packets is attached elsewhere.
+It owns names and addresses inside a testbed. What the switch does to packets is attached elsewhere.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from tailcut.tools.testbed.record import Record
 from tailcut.tools.testbed.scenario import HostScenario, Port, Switch
 
 FIRST_INDEX = 100
-"""Interface index of port 0 in the switch; the others follow."""
+"""The interface index of port 0 in the switch. The others follow."""
 TRIMMED_CLASS = 0x0001_0010
-"""htb 1:10. The number in skb->priority that makes htb choose it."""
+"""The number in skb->priority that makes htb choose class 1:10."""
 SLACK_BYTES = 8_000_000
-"""By how much a real queue is longer than the virtual one before it: a machine that is late drops nothing."""
+"""A real queue is longer by this much than the virtual one before it: a late machine drops nothing."""
 BURST_S = 0.002
-"""See Port.burst_bytes."""
+"""The default of Port.burst_bytes, in time."""
 UPLINK_PACKETS = 1000
 """What a host queues before its link, as txqueuelen does."""
 
 
 @dataclass(frozen=True)
 class SwitchPort:
-    """One way out of the switch: to a host, or to the other site."""
+    """One way out of the switch, to a host or to the other site."""
 
     number: int
     name: str
@@ -39,7 +39,7 @@ class SwitchPort:
     burst_bytes: int
     rules: Switch
     delay_s: float | None = None
-    """Base delay of the link to the other site; none: it leads to a host."""
+    """The base delay of the link to the other site. A port that leads to a host has none."""
 
     @property
     def index(self) -> int:
@@ -51,12 +51,12 @@ def address(host: int) -> str:
 
 
 def shadow_address(host: int) -> str:
-    """Of nobody behind the port of a host: background traffic loads the link and not the host."""
+    """Return an address that nobody has behind a host's port. Traffic to it loads only the link."""
     return f"10.77.0.{host + 129}"
 
 
 def neighbour_address(host: int) -> str:
-    """Of somebody else behind the port of a host."""
+    """Return the address of the neighbour behind the port of a host."""
     return f"10.77.0.{host + 65}"
 
 
@@ -69,7 +69,7 @@ def _shadow_mac(host: int) -> str:
 
 
 def switch_ports(scenario: HostScenario) -> list[SwitchPort]:
-    """p0, p1, ... to the hosts; then w0 and w1, from each site to the other."""
+    """Return p0, p1, ... to the hosts, and then w0 and w1 from each site to the other."""
     port, hosts = scenario.port, scenario.hosts
     mtu = port.mtu_bytes
     burst = _burst_bytes(port, port.rate_mbit_s)
@@ -149,8 +149,8 @@ def _cable(near: str, far: str, mtu_bytes: int, index: int | None = None) -> lis
 
 
 def _shaper_lines(port: SwitchPort, virtual: bool) -> list[str]:
-    """A rate limit with two queues. A class wins while it is within its own rate: the trimmed packets' is the
-    whole link, the others live on borrowing; the parent keeps the sum at the link's rate."""
+    """Make a rate limit with two queues. A class wins while it is within its own rate. The class of trimmed
+    packets has the whole link as its rate, the other borrows, and the parent limits the sum."""
     rate = f"{round(port.rate_mbit_s * 1e6)}bit"
     burst = f"burst {port.burst_bytes} cburst {port.burst_bytes} quantum {2 * port.mtu_bytes}"
     little = f"{max(8000, round(port.rate_mbit_s * 1e6 / 50))}bit"
@@ -167,7 +167,7 @@ def _shaper_lines(port: SwitchPort, virtual: bool) -> list[str]:
 
 
 def _burst_bytes(port: Port, rate_mbit_s: float) -> int:
-    """What a link of that rate may send at once."""
+    """Return what a link of that rate may send at once."""
     return port.burst_bytes or max(2 * (port.mtu_bytes + 14), round(rate_mbit_s * 1e6 / 8 * BURST_S))
 
 
@@ -181,8 +181,8 @@ set -e
 "$2" -K eth0 tx off tso off gso off gro off >/dev/null
 [ -z "$4" ] || "$3" $4
 """
-"""Inside a namespace. Bridges call no firewall (1.9 µs a packet). Hosts send finished packets of one segment,
-so that trimming one cuts no others, and receivers check sums."""
+"""This runs inside a namespace. Bridges call no firewall, which would take 1.9 µs a packet. Hosts send
+finished packets of one segment, so that trimming one cuts no others, and receivers check sums."""
 
 
 def _set_up_hosts(scenario: HostScenario, record: Record) -> None:
@@ -219,7 +219,7 @@ def _host_lines(host: int) -> list[str]:
 
 
 def _add_neighbours(scenario: HostScenario, record: Record) -> None:
-    """A second address on a host's link, in a namespace of its own: both share the port, both ways."""
+    """Give each host's link a second address, in a namespace of its own. Both share the port, both ways."""
     for i in range(scenario.hosts):
         place = f"link eth0 netns {record.neighbour(i)} type macvlan mode private"
         mtu = scenario.port.mtu_bytes

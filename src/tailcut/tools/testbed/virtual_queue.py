@@ -1,6 +1,6 @@
 """The switch's decision in Python: what trim.bpf.c does to packets, with the same random numbers.
 
-Pure: told the time and handed frames. A test holds the two to each other.
+It is told the time and handed frames, and does nothing else. A test holds the two to each other.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MASK = (1 << 64) - 1
 
 
 def first_random(seed: int, port: str) -> int:
-    """Where a port's generator starts; not 0, from which it would never leave."""
+    """Return where a port's generator starts. It would never leave 0."""
     return random.Random(f"{seed}/{port}").randrange(1, 1 << 64)
 
 
 def as_threshold(fraction: float) -> int:
-    """A probability as trim.bpf.c compares it."""
+    """Return a probability as trim.bpf.c compares it."""
     return min(round(fraction * (1 << 32)), (1 << 32) - 1)
 
 
@@ -53,7 +53,7 @@ class VirtualQueue:
         self.failed = 0
 
     def admit(self, length: int, trimmable: bool, now_ns: int) -> Verdict:
-        """The fate of a packet, which counts as gone through the queue."""
+        """Decide the fate of a packet, which then counts as gone through the queue."""
         self._drain(now_ns)
         if self._lost():
             return "drop"
@@ -120,7 +120,7 @@ class VirtualQueue:
 
 
 def is_traffic(frame: bytes) -> bool:
-    """Not ARP, nor the queries of the switch itself."""
+    """Return whether a frame is neither ARP nor a query of the switch itself."""
     return frame[12:14] == b"\x08\x00" and frame[_ETHERNET_BYTES + 9] != _IGMP
 
 
@@ -137,7 +137,7 @@ def is_trimmable(frame: bytes, rules: Switch) -> bool:
 
 
 def cut(frame: bytes, rules: Switch) -> bytes:
-    """The trimmed frame, marked; lengths and checksums as the mode says."""
+    """Return the trimmed and marked frame, with lengths and checksums as the mode says."""
     left = bytearray(frame[: rules.trim_frame_bytes])
     left[15] = rules.trimmed_dscp << 2 | left[15] & 3
     fix = rules.lengths == "fix-lengths"
