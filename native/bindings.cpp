@@ -252,7 +252,7 @@ void bind_udp(nb::module_& m) {
                 return report;
             },
             "ticket"_a, "timeout_ns"_a)
-        .def("forget", &UdpLane::forget, "ticket"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("drop_report", &UdpLane::drop_report, "ticket"_a, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("failure", &UdpLane::failure, nb::call_guard<nb::gil_scoped_release>())
         .def("resynced", &UdpLane::resynced, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &UdpLane::close, "linger_ns"_a, nb::call_guard<nb::gil_scoped_release>())

@@ -20,7 +20,7 @@ struct Datagram {
 
 struct Host {
     std::unique_ptr<Core> core;
-    Seq entered = 0, finished = 0;  // ops of the program
+    Seq entered = 0, ended_ops = 0;  // ops of the program
     bool entering = false, leaving = false, closed = false;
     Time last_entry = 0, enter_at = 0, timer_at = kNever, linger_until = kNever;
     std::vector<sim::Packet> socket;  // packets that wait while the host is frozen
@@ -193,7 +193,7 @@ void Sim::plan_entry(Rank rank) {
     const Seq op = host.entered;
     if (host.entering || host.leaving) return;
     if (op >= spec_.ops_by_rank[rank]) {
-        if (host.finished < op) return;
+        if (host.ended_ops < op) return;
         host.leaving = true;
         host.linger_until = now() + spec_.linger;
         host.core->say_goodbye();
@@ -203,7 +203,7 @@ void Sim::plan_entry(Rank rank) {
     }
     Time from = host.last_entry;
     if (op >= spec_.depth) {
-        if (host.finished <= op - spec_.depth) return;
+        if (host.ended_ops <= op - spec_.depth) return;
         from = std::max(from, host.finished_at[op - spec_.depth]);
     }
     host.entering = true;
@@ -254,7 +254,7 @@ void Sim::pump(Rank rank) {
 }
 
 void Sim::take_report(Rank rank, OpReport report) {
-    ++hosts_[rank].finished;
+    ++hosts_[rank].ended_ops;
     hosts_[rank].finished_at.push_back(now());
     ++ended_ops_;
     if (spec_.observe) spec_.observe(rank, now(), report);

@@ -110,7 +110,7 @@ bool UdpLane::wait(Ticket ticket, Duration timeout, OpReport& report) {
     return true;
 }
 
-void UdpLane::forget(Ticket ticket) {
+void UdpLane::drop_report(Ticket ticket) {
     const std::lock_guard lock(shared_->mutex);
     shared_->reports.erase(ticket);
 }

@@ -60,10 +60,10 @@ public:
     // The bucket must stay valid until its report is there.
     Ticket submit(std::span<float> bucket, const Terms& terms);
     void resynced();
-    // Blocks for at most `timeout`. The report stays until forget(), so that a caller that is interrupted can
+    // Blocks for at most `timeout`. The report stays until drop_report(), so that a caller that is interrupted can
     // ask again.
     bool wait(Ticket ticket, Duration timeout, OpReport& report);
-    void forget(Ticket ticket);
+    void drop_report(Ticket ticket);
     // Why the engine stopped; empty while it runs. Ops then end with Status::kFailed.
     std::string failure() const;
 

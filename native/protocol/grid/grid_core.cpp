@@ -270,7 +270,7 @@ void GridCore::put_mean(Time now, Seq seq, const ColumnOp& op, const RowMean* me
         if (mean)
             dynamic_cast<RowReduction&>(reduction).put_mean(*mean);
         else
-            reduction.give_up();
+            reduction.leave_rest_empty();
     });
 }
 

@@ -32,7 +32,7 @@ public:
     }
     bool shared_beyond_group() const final { return true; }
     void put_mean(const RowMean& mean) final { put(mean, final_); }
-    void give_up() final { put_mean({GranuleSet(granules()), {}}); }
+    void leave_rest_empty() final { put_mean({GranuleSet(granules()), {}}); }
 
 protected:
     std::uint32_t granules() const { return this->layout_.granules(this->shard_); }

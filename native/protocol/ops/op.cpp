@@ -90,7 +90,7 @@ void Op::peer_left(Rank rank, Time now) {
 void Op::evict(Time now) {
     own({});
     owned_->close(now, Ending::kDeadline);
-    owned_->give_up();
+    owned_->leave_rest_empty();
 }
 
 void Op::reduce_more(bool non_finite) {
@@ -261,7 +261,7 @@ void Op::search_bucket() {
 }
 
 OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool record_fates) {
-    owned_->give_up();
+    owned_->leave_rest_empty();
     owned_->hand_back(awaited);
     search_bucket();
     means_->end();

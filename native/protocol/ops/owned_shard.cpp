@@ -152,9 +152,9 @@ void OwnedShard::reduce_more() {
     take_fresh();
 }
 
-void OwnedShard::give_up() {
+void OwnedShard::leave_rest_empty() {
     if (reduced()) return;
-    values_->give_up();
+    values_->leave_rest_empty();
     reduce_more();
 }
 

@@ -44,11 +44,11 @@ public:
     bool closed() const { return complete_granules_ == granules_; }
     Time closed_at() const { return closed_at_; }
     // Every granule of the mean is final. This holds as soon as the shard is closed, unless the mean is
-    // shared beyond the group. Then reduce_more() takes in what has become final since, and give_up() makes
+    // shared beyond the group. Then reduce_more() takes in what has become final since, and leave_rest_empty() makes
     // the rest EMPTY.
     bool reduced() const { return final_granules_ == granules_; }
     void reduce_more();
-    void give_up();
+    void leave_rest_empty();
     Reduction& values() { return *values_; }
     Ending ending() const { return ending_; }
     const ScatterClock& clock() const { return clock_; }

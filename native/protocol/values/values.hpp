@@ -68,7 +68,7 @@ public:
     // close.
     virtual bool shared_beyond_group() const { return false; }
     // What is not final after the close becomes EMPTY. The next reduce() reports it.
-    virtual void give_up() {}
+    virtual void leave_rest_empty() {}
     // Puts the next packet of a run, or of what is left of it: fills in payload, place and codec. Returns its
     // granules.
     virtual std::uint32_t packet(Destination to, const Run& run, Outgoing& out) const = 0;
