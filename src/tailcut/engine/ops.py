@@ -93,7 +93,7 @@ class Ops:
             key = entry.key if entry else None
             self._keys.discard(key)
             outcome = outcome_of(native, self._grid, self._rank, key, self.lanes[lane].failure)
-            self.lanes[lane].drop_report(ticket)  # last: Ctrl-C up to here, and the outcome can be taken again
+            self.lanes[lane].drop_report(ticket)  # last: until here Ctrl-C loses nothing
             if isinstance(outcome, Report):
                 return self._learn(outcome, native.ended_at / 1e9)
         return outcome
