@@ -94,10 +94,10 @@ void bind_wire(nb::module_& m) {
     m.attr("TAGS") = wire::kTagMask + 1;
     m.def(
         "owner_of",
-        [](Rank shard, Seq seq, Rank ranks, std::uint64_t seed) {
-            return Shape{0, ranks, seed}.owner(shard, seq);
+        [](Rank shard, Seq seq, Rank ranks, std::uint64_t seed, std::uint32_t key) {
+            return Plan({0, ranks, seed}, seq, {0, key}).owner(shard);
         },
-        "shard"_a, "seq"_a, "ranks"_a, "seed"_a);
+        "shard"_a, "seq"_a, "ranks"_a, "seed"_a, "key"_a = 0);
     m.def(
         "shard_range",
         [](std::uint32_t bucket_len, Rank ranks, Rank shard) {

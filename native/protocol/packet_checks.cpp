@@ -25,8 +25,8 @@ std::optional<wire::Reject> check_data(const Settings& settings, const wire::Hea
     const bool gather = header.stage() == wire::Stage::kGather;
     if (!header.empty() && header.codec != settings.codec) return wire::Reject::kType;
     if (header.shard >= shape.ranks) return wire::Reject::kShape;
-    if (shape.owner(header.shard, header.seq) != (gather ? header.source : shape.self))
-        return wire::Reject::kOwner;
+    const Plan plan(shape, header.seq, bucket_of(header));
+    if (plan.owner(header.shard) != (gather ? header.source : shape.self)) return wire::Reject::kOwner;
     if (!gather && header.entry_us == wire::kNotEntered) return wire::Reject::kShape;
     if (payload_bytes > wire::stated_payload_bytes(header)) return wire::Reject::kShape;
     if ((header.flags & wire::kOver) && (gather || header.count != 0)) return wire::Reject::kShape;
@@ -34,7 +34,7 @@ std::optional<wire::Reject> check_data(const Settings& settings, const wire::Hea
         return header.empty() && header.first == 0 ? std::nullopt : std::optional(wire::Reject::kShape);
     if (header.empty() && !gather) return wire::Reject::kShape;
 
-    const std::uint32_t length = Layout{header.bucket_len, shape.ranks}.length(header.shard);
+    const std::uint32_t length = plan.layout.length(header.shard);
     return codec::run_fits(header, length) ? std::nullopt : std::optional(wire::Reject::kShape);
 }
 

@@ -285,7 +285,8 @@ void Host::check_data(const wire::Header& header, const Outgoing& out) const {
     const Shape& shape = settings_.shape;
     const bool gather = header.stage() == wire::Stage::kGather;
     MUST(header.shard < shape.ranks);
-    MUST(shape.owner(header.shard, header.seq) == (gather ? shape.self : out.to.rank()));
+    const Plan plan(shape, header.seq, bucket_of(header));
+    MUST(plan.owner(header.shard) == (gather ? shape.self : out.to.rank()));
     MUST(gather || header.entry_us != wire::kNotEntered);
     MUST(header.count > 0 || header.empty());
     const std::uint32_t length = Layout{header.bucket_len, shape.ranks}.length(header.shard);
@@ -450,8 +451,8 @@ wire::Header Group::any_header(Rank destination) {
     header.bucket_len = length < kLengths.size() ? kLengths[length] : script_.take<std::uint32_t>();
     const Shape shape{destination, ranks_, seed_};
     const Rank owner = header.flags & wire::kGatherStage ? header.source : destination;
-    header.shard =
-        kind >= 128 ? static_cast<Rank>(script_.below(8)) : shape.shard_of(owner % ranks_, header.seq);
+    header.shard = kind >= 128 ? static_cast<Rank>(script_.below(8))
+                               : Plan(shape, header.seq, bucket_of(header)).shard_of(owner % ranks_);
     const std::uint32_t run = script_.take<std::uint8_t>();
     header.first = run % 16 * (kGranule / 2);
     header.echo_us = script_.take<std::uint16_t>() * 64u;

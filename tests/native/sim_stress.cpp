@@ -344,7 +344,7 @@ private:
     // The ranks whose values are in the mean, according to the owner; nothing if it has not told.
     std::optional<std::uint32_t> contributors(const Layout& layout, Rank shard, std::uint32_t g) const {
         const Shape shape{0, plan_.spec.ranks, plan_.spec.seed};
-        const OpReport* owner = entries_[shape.owner(shard, seq_)].report;
+        const OpReport* owner = entries_[tailcut::Plan(shape, seq_, {}).owner(shard)].report;
         if (!owner || owner->contributions.empty() || owner->bucket_len != layout.bucket_len)
             return std::nullopt;
         std::uint32_t ranks = 0;

@@ -17,18 +17,17 @@ class ColumnValuesOf final : public Values {
 public:
     explicit ColumnValuesOf(ColumnOps& ops) : ops_(ops) {}
 
-    std::unique_ptr<Contributions> contributions(const OpContext& context, Seq seq, const Layout& layout,
+    std::unique_ptr<Contributions> contributions(const OpContext& context, const Plan& plan,
                                                  const Coding& coding,
                                                  std::span<const float> bucket) override {
-        return std::make_unique<ItsContributions>(ops_, context, seq, layout, coding, bucket);
+        return std::make_unique<ItsContributions>(ops_, context, plan, coding, bucket);
     }
-    std::unique_ptr<Reduction> reduction(const OpContext& context, Seq seq, const Layout& layout,
-                                         const Coding& gather, Block memory) override {
-        return std::make_unique<ItsReduction>(ops_, context, seq, layout, gather, std::move(memory));
+    std::unique_ptr<Reduction> reduction(const OpContext& context, const Plan& plan, const Coding& gather,
+                                         Block memory) override {
+        return std::make_unique<ItsReduction>(ops_, context, plan, gather, std::move(memory));
     }
-    std::unique_ptr<Means> means(const OpContext& context, Seq seq, const Layout& layout,
-                                 Block memory) override {
-        return std::make_unique<ItsMeans>(ops_, context, seq, layout, std::move(memory));
+    std::unique_ptr<Means> means(const OpContext& context, const Plan& plan, Block memory) override {
+        return std::make_unique<ItsMeans>(ops_, context, plan, std::move(memory));
     }
 
 private:

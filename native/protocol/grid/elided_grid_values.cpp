@@ -23,7 +23,7 @@ public:
 protected:
     // Contributions count without what coarse ones lack.
     void sum(const std::vector<GranuleSet>& arrived, RowSum& sum) override {
-        if (this->layout_.length(this->shard_) == 0) return;
+        if (this->plan_.layout.length(this->shard_) == 0) return;
         this->note(0, this->granules(), arrived);
         for (std::uint32_t g = 0; g < sum.counts.size(); ++g)
             sum.counts[g] = static_cast<float>(std::count_if(
@@ -45,7 +45,7 @@ public:
 
     std::uint32_t packet(Destination, const Run& run, Outgoing& out) const override {
         const codec::PlanesHead& head = heads_.at(run.first);
-        codec::put_run(head, run.first, layout_.length(shard_), out.header);
+        codec::put_run(head, run.first, plan_.layout.length(shard_), out.header);
         out.payload = nothing(head.payload_bytes());
         return head.granules;
     }
@@ -82,16 +82,15 @@ private:
 // Which granules rows have anything of, by rank: there a mean is.
 class Counted {
 public:
-    Counted(const ColumnOps& ops, Seq seq, const Layout& layout, Rank shard)
+    Counted(const ColumnOps& ops, const Plan& plan, Rank shard)
         : ops_(ops),
-          seq_(seq),
-          layout_(layout),
+          plan_(plan),
           shard_(shard),
-          sets_(layout.ranks, GranuleSet(layout.granules(shard))) {}
+          sets_(plan.layout.ranks, GranuleSet(plan.layout.granules(shard))) {}
 
     void enter(Rank self) {
-        const float* own = ops_.at(seq_).sum.counts.data() + layout_.begin(shard_) / kGranule;
-        for (std::uint32_t g = 0; g < layout_.length(shard_) / kGranule; ++g)
+        const float* own = ops_.at(plan_.seq).sum.counts.data() + plan_.layout.begin(shard_) / kGranule;
+        for (std::uint32_t g = 0; g < plan_.layout.length(shard_) / kGranule; ++g)
             if (own[g] > 0) sets_[self].set(g, g + 1);
     }
     void note(Rank from, std::uint32_t first, std::uint32_t last, float count) {
@@ -106,18 +105,16 @@ public:
 
 private:
     const ColumnOps& ops_;
-    const Seq seq_;
-    const Layout layout_;
+    const Plan plan_;
     const Rank shard_;
     std::vector<GranuleSet> sets_;
 };
 
 class ElidedWeightedReduction final : public ElidedRawReduction {
 public:
-    ElidedWeightedReduction(const ColumnOps& ops, const OpContext& context, Seq seq, const Layout& layout,
+    ElidedWeightedReduction(const ColumnOps& ops, const OpContext& context, const Plan& plan,
                             const Coding& gather, Block memory)
-        : ElidedRawReduction(context, seq, layout, gather, std::move(memory)),
-          counted_(ops, seq, layout, shard_) {}
+        : ElidedRawReduction(context, plan, gather, std::move(memory)), counted_(ops, plan, shard_) {}
 
     void enter(float*, const Coding&) override { counted_.enter(context_.shape.self); }
     void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
@@ -137,7 +134,9 @@ class ElidedPartContributions final : public PartContributions {
 public:
     using PartContributions::PartContributions;
 
-    std::uint32_t first_unseen(Rank shard, std::uint32_t) const override { return layout_.granules(shard); }
+    std::uint32_t first_unseen(Rank shard, std::uint32_t) const override {
+        return plan_.layout.granules(shard);
+    }
 
 private:
     void code(Rank shard, CodedStripe& coded) override {
@@ -158,12 +157,11 @@ private:
 
 class ElidedPartReduction final : public ElidedPlanesReduction {
 public:
-    ElidedPartReduction(ColumnOps& ops, const OpContext& context, Seq seq, const Layout& layout,
-                        const Coding& gather, Block memory)
-        : ElidedPlanesReduction(context, seq, layout, gather, std::move(memory)),
-          counted_(ops, seq, layout, shard_),
-          ops_(ops),
-          seq_(seq) {}
+    ElidedPartReduction(ColumnOps& ops, const OpContext& context, const Plan& plan, const Coding& gather,
+                        Block memory)
+        : ElidedPlanesReduction(context, plan, gather, std::move(memory)),
+          counted_(ops, plan, shard_),
+          ops_(ops) {}
 
     void enter(float* bucket_shard, const Coding& gather) override {
         ElidedPlanesReduction::enter(bucket_shard, gather);
@@ -176,9 +174,9 @@ public:
         if (count > 0) sent_planes_ = header.planes;
     }
     void hand_back(bool needed) override {
-        const auto origin = static_cast<std::uint32_t>(layout_.begin(shard_) / kGranule);
+        const auto origin = static_cast<std::uint32_t>(plan_.layout.begin(shard_) / kGranule);
         for (const std::uint32_t first : packets_)
-            ops_.at(seq_).mean.packets.push_back({origin + first, head_at(first)});
+            ops_.at(plan_.seq).mean.packets.push_back({origin + first, head_at(first)});
         ElidedPlanesReduction::hand_back(needed);
     }
 
@@ -189,7 +187,7 @@ private:
         const std::vector<GranuleSet> counted = counted_.among(arrived);
         const std::size_t before = runs.size();
         note(first, last, counted);
-        cut(stripe_of(spans_of(layout_, shard_, first, last),
+        cut(stripe_of(spans_of(plan_.layout, shard_, first, last),
                       context_.granules(context_.gather_limits, coding_)),
             counted, needs_gains(stripe, counted), runs);
         for (std::size_t k = before; k < runs.size(); ++k)
@@ -198,7 +196,6 @@ private:
 
     Counted counted_;
     ColumnOps& ops_;
-    const Seq seq_;
     std::vector<std::uint32_t> packets_;  // of the mean, by their first granule
 };
 

@@ -18,38 +18,36 @@ std::byte* slot_of(const CodedMean& mean, std::uint64_t granule) {
 
 // ---- contributions ----------------------------------------------------------------------------------------
 
-PartContributions::PartContributions(const ColumnOps& ops, const OpContext& context, Seq seq,
-                                     const Layout& layout, const Coding& coding,
-                                     std::span<const float> bucket)
+PartContributions::PartContributions(const ColumnOps& ops, const OpContext& context, const Plan& plan,
+                                     const Coding& coding, std::span<const float> bucket)
     : context_(context),
-      seq_(seq),
-      layout_(layout),
+      plan_(plan),
       coding_(coding),
-      sum_(ops.at(seq).sum),
+      sum_(ops.at(plan.seq).sum),
       bucket_(bucket),
-      first_steps_(layout.ranks),
-      coded_(layout.ranks) {
-    for (Rank shard = 0; shard < layout.ranks; ++shard) {
+      first_steps_(plan.layout.ranks),
+      coded_(plan.layout.ranks) {
+    for (Rank shard = 0; shard < plan.layout.ranks; ++shard) {
         auto& firsts = first_steps_[shard];
         firsts.push_back(0);
         for (std::uint32_t k = 0; k < order(shard).stripes(); ++k)
             firsts.push_back(firsts.back() +
-                             static_cast<std::uint32_t>(plan(shard, k).stripe.packets.size()));
+                             static_cast<std::uint32_t>(this->plan(shard, k).stripe.packets.size()));
         if (firsts.back() == 0) firsts.push_back(1);  // a shard without coordinates is announced
     }
 }
 
 codec::SendOrder PartContributions::order(Rank shard) const {
-    const codec::PacketLimits& limits = context_.limits[context_.shape.owner(shard, seq_)];
-    return {layout_.length(shard), context_.granules(limits, coding_)};
+    const codec::PacketLimits& limits = context_.limits[plan_.owner(shard)];
+    return {plan_.layout.length(shard), context_.granules(limits, coding_)};
 }
 
 PartContributions::CodedStripe PartContributions::plan(Rank shard, std::uint32_t index) const {
-    const codec::PacketLimits& limits = context_.limits[context_.shape.owner(shard, seq_)];
-    const float* counts = sum_.counts.data() + layout_.begin(shard) / kGranule;
+    const codec::PacketLimits& limits = context_.limits[plan_.owner(shard)];
+    const float* counts = sum_.counts.data() + plan_.layout.begin(shard) / kGranule;
     CodedStripe coded;
     coded.index = index;
-    coded.stripe = stripe_of(spans_of(layout_, shard, order(shard).first_granule(index),
+    coded.stripe = stripe_of(spans_of(plan_.layout, shard, order(shard).first_granule(index),
                                       order(shard).first_granule(index + 1), counts),
                              context_.granules(limits, coding_));
     for (const codec::BlockSpan& span : coded.stripe.blocks)
@@ -78,7 +76,7 @@ bool PartContributions::next(Rank shard, const GranuleSet& answered, std::uint32
 
     codec::PlanesHead head = keeper->heads[run.block];
     head.granules = run.last - run.first;
-    codec::put_run(head, run.first, layout_.length(shard), out.header);
+    codec::put_run(head, run.first, plan_.layout.length(shard), out.header);
     put_count(keeper->counts[run.block], out.header);
     out.header.flags = std::isnan(head.sigma) ? wire::kNonFinite : 0;
     out.payload = payload(*keeper, run, head);
@@ -87,8 +85,8 @@ bool PartContributions::next(Rank shard, const GranuleSet& answered, std::uint32
 }
 
 bool PartContributions::gaussian(Rank shard, const codec::BlockSpan& span) const {
-    const auto at = static_cast<std::uint32_t>(layout_.begin(shard)) + span.begin;
-    return sum_.gaussian[codec::Blocks(layout_.bucket_len).of(at).index];
+    const auto at = static_cast<std::uint32_t>(plan_.layout.begin(shard)) + span.begin;
+    return sum_.gaussian[codec::Blocks(plan_.layout.bucket_len).of(at).index];
 }
 
 // The row's mean of each span. Where the row has nothing, one plane of zeros says so.
@@ -101,7 +99,7 @@ void PartContributions::code(Rank shard, CodedStripe& coded) {
         const codec::BlockSpan& span = stripe.blocks[b];
         const float count = coded.counts[b];
         const auto z = mean.block(b);
-        const auto sums = bucket_.subspan(layout_.begin(shard) + span.begin, span.length);
+        const auto sums = bucket_.subspan(plan_.layout.begin(shard) + span.begin, span.length);
         std::transform(sums.begin(), sums.end(), z.begin(),
                        [&](float sum) { return count > 0 ? sum / count : 0; });
         mean.scales.push_back(codec::scale_of_mean(z, count > 0 ? z.size() : 0, gaussian(shard, span), true));
@@ -112,7 +110,7 @@ void PartContributions::code(Rank shard, CodedStripe& coded) {
     const std::size_t floats = std::size_t{last - first} * codec::kSlotFloats;
     coded.slots = context_.memory.take(floats);
     if (runs.size() < stripe.packets.size()) std::fill_n(coded.slots.data(), floats, 0.0f);
-    const codec::BlockKeys keys(context_.shape.seed, seq_, shard);
+    const codec::BlockKeys keys(context_.shape.seed, plan_.seq, shard);
     for (const codec::CodedBlock& block : codec::encode_stripe(
              mean, runs, keys, coding_.planes, reinterpret_cast<std::byte*>(coded.slots.data()))) {
         const std::size_t b = coded.heads.size();
@@ -135,7 +133,7 @@ void PartContributions::retract(const Outgoing& out) {
 
 std::uint32_t PartContributions::first_unseen(Rank shard, std::uint32_t sent) const {
     return sent < steps(shard) ? order(shard).first_granule(stripe_of_step(shard, sent))
-                               : layout_.granules(shard);
+                               : plan_.layout.granules(shard);
 }
 
 // ---- the mean ---------------------------------------------------------------------------------------------
@@ -151,8 +149,8 @@ PlanesReduction::Own PartReduction::own_sums(const codec::Stripe& stripe,
                                              const std::vector<GranuleSet>& arrived) const {
     const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
     if (!bucket_shard_ || !arrived[context_.shape.self].any(first, last)) return {};
-    const RowSum& sum = ops_.at(seq_).sum;
-    const auto origin = static_cast<std::uint32_t>(layout_.begin(shard_) / kGranule);
+    const RowSum& sum = ops_.at(plan_.seq).sum;
+    const auto origin = static_cast<std::uint32_t>(plan_.layout.begin(shard_) / kGranule);
     const std::span<const float> counts = std::span(sum.counts).subspan(origin + first, last - first);
     Own own{{stripe.blocks, {bucket_shard_ + first * kGranule, (last - first) * kGranule}, {}}, counts};
     for (std::size_t b = 0; b < stripe.blocks.size(); ++b) {
@@ -167,10 +165,11 @@ PlanesReduction::Own PartReduction::own_sums(const codec::Stripe& stripe,
         codec::Scale scale;
         if (came > 0) scale.sigma = static_cast<float>(std::sqrt(squares / came));
         const std::vector<codec::BlockSpan> spans =
-            spans_of(layout_, shard_, block.first_granule(), block.last_granule());
+            spans_of(plan_.layout, shard_, block.first_granule(), block.last_granule());
         scale.unit = 1;
         scale.gaussian = std::all_of(spans.begin(), spans.end(), [&](const codec::BlockSpan& span) {
-            return sum.gaussian[codec::Blocks(layout_.bucket_len).of(origin * kGranule + span.begin).index];
+            return sum
+                .gaussian[codec::Blocks(plan_.layout.bucket_len).of(origin * kGranule + span.begin).index];
         });
         own.values.scales.push_back(scale);
     }
@@ -187,8 +186,8 @@ bool PartReduction::reduce_stripe(const codec::Stripe& stripe, const std::vector
     for (std::size_t b = 0; b < stripe.blocks.size(); ++b)
         averaged.push_back(average_block(stripe.blocks[b], blocks.block(b), own, b, arrived));
 
-    const codec::Stripe spans =
-        stripe_of(spans_of(layout_, shard_, first, last), context_.granules(context_.gather_limits, coding_));
+    const codec::Stripe spans = stripe_of(spans_of(plan_.layout, shard_, first, last),
+                                          context_.granules(context_.gather_limits, coding_));
     codec::RotatedStripe mean{spans.blocks, blocks.z, {}};
     std::vector<double> energies;
     for (std::size_t s = 0, b = 0; s < spans.blocks.size(); ++s) {
@@ -205,9 +204,9 @@ bool PartReduction::reduce_stripe(const codec::Stripe& stripe, const std::vector
 }
 
 void PartReduction::hand_back(bool needed) {
-    CodedMean& mean = ops_.at(seq_).mean;
-    const auto origin = static_cast<std::uint32_t>(layout_.begin(shard_) / kGranule);
-    for (std::uint32_t g = 0, end, all = layout_.granules(shard_); g < all; g = end) {
+    CodedMean& mean = ops_.at(plan_.seq).mean;
+    const auto origin = static_cast<std::uint32_t>(plan_.layout.begin(shard_) / kGranule);
+    for (std::uint32_t g = 0, end, all = plan_.layout.granules(shard_); g < all; g = end) {
         end = present_.test(g) ? g + head_at(g).granules : present_.run_end(g, all);
         if (!present_.test(g)) continue;
         mean.packets.push_back({origin + g, head_at(g)});
@@ -218,18 +217,18 @@ void PartReduction::hand_back(bool needed) {
 
 // ---- means ------------------------------------------------------------------------------------------------
 
-PartMeans::PartMeans(ColumnOps& ops, const OpContext& context, Seq seq, const Layout& layout, Block memory)
-    : ops_(ops), context_(context), seq_(seq), layout_(layout), mean_(&early_) {
+PartMeans::PartMeans(ColumnOps& ops, const OpContext& context, const Plan& plan, Block memory)
+    : ops_(ops), context_(context), plan_(plan), mean_(&early_) {
     early_.slots = std::move(memory);
 }
 
 void PartMeans::place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                       std::span<const std::byte> payload) {
-    if (layout_.bucket_len % kGranule != 0)
+    if (plan_.layout.bucket_len % kGranule != 0)
         return;  // no row has such a shard, and there may be no room for it
     const codec::PlanesHead head = codec::head_of(header);
     const int planes = std::max(1, codec::cut_of(head, payload).bits);  // those that came whole
-    const std::uint64_t at = layout_.begin(header.shard) / kGranule + first;
+    const std::uint64_t at = plan_.layout.begin(header.shard) / kGranule + first;
     note_packet(header, first, last, planes);
     mean_->packets.back().head = codec::slice(head, payload, 0, last - first, planes, slot_of(*mean_, at));
 }
@@ -242,23 +241,23 @@ void PartMeans::note_packet(const wire::Header& header, std::uint32_t first, std
     head.granules = last - first;
     head.planes = planes;
     mean_->packets.push_back(
-        {static_cast<std::uint32_t>(layout_.begin(header.shard) / kGranule) + first, head});
+        {static_cast<std::uint32_t>(plan_.layout.begin(header.shard) / kGranule) + first, head});
 }
 
 // From now on the mean belongs to the grid, which looks at it when the op has ended.
 void PartMeans::enter(std::span<float>, const std::vector<GranuleSet>&) {
     early_.slots.leave_pool();
     if (!early_.slots)
-        early_.slots =
-            context_.memory.take(codec::Blocks(layout_.bucket_len).padded() / kGranule * codec::kSlotFloats);
-    mean_ = &ops_.at(seq_).mean;
+        early_.slots = context_.memory.take(codec::Blocks(plan_.layout.bucket_len).padded() / kGranule *
+                                            codec::kSlotFloats);
+    mean_ = &ops_.at(plan_.seq).mean;
     *mean_ = std::move(early_);
 }
 
 void PartMeans::end(Rank own_shard, const std::vector<GranuleSet>& held) {
-    for (Rank shard = 0; shard < layout_.ranks; ++shard) {
-        if (shard == own_shard || layout_.length(shard) == 0) continue;
-        const std::uint32_t all = layout_.granules(shard), came = held[shard].count(0, all);
+    for (Rank shard = 0; shard < plan_.layout.ranks; ++shard) {
+        if (shard == own_shard || plan_.layout.length(shard) == 0) continue;
+        const std::uint32_t all = plan_.layout.granules(shard), came = held[shard].count(0, all);
         energies_.received_coords += static_cast<double>(came) * kGranule;
         energies_.unseen_coords += static_cast<double>(all - came) * kGranule;
     }

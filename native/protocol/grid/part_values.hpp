@@ -15,8 +15,8 @@ namespace tailcut {
 // A step is a packet, in the order of sending.
 class PartContributions : public Contributions {
 public:
-    PartContributions(const ColumnOps& ops, const OpContext& context, Seq seq, const Layout& layout,
-                      const Coding& coding, std::span<const float> bucket);
+    PartContributions(const ColumnOps& ops, const OpContext& context, const Plan& plan, const Coding& coding,
+                      std::span<const float> bucket);
 
     std::uint32_t steps(Rank shard) const override { return first_steps_[shard].back(); }
     bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
@@ -38,8 +38,7 @@ protected:
     bool gaussian(Rank shard, const codec::BlockSpan& span) const;
 
     const OpContext& context_;
-    const Seq seq_;
-    const Layout layout_;
+    const Plan plan_;
     const Coding coding_;
 
 private:
@@ -55,9 +54,9 @@ private:
 
 class PartReduction final : public PlanesReduction {
 public:
-    PartReduction(ColumnOps& ops, const OpContext& context, Seq seq, const Layout& layout,
-                  const Coding& gather, Block memory)
-        : PlanesReduction(context, seq, layout, gather, std::move(memory)), ops_(ops), seq_(seq) {}
+    PartReduction(ColumnOps& ops, const OpContext& context, const Plan& plan, const Coding& gather,
+                  Block memory)
+        : PlanesReduction(context, plan, gather, std::move(memory)), ops_(ops) {}
 
     void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
@@ -70,13 +69,12 @@ private:
     Own own_sums(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived) const;
 
     ColumnOps& ops_;
-    const Seq seq_;
 };
 
 class PartMeans : public Means {
 public:
     // `memory`: room for the mean, until the op is entered.
-    PartMeans(ColumnOps& ops, const OpContext& context, Seq seq, const Layout& layout, Block memory);
+    PartMeans(ColumnOps& ops, const OpContext& context, const Plan& plan, Block memory);
 
     void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
@@ -91,8 +89,7 @@ protected:
 private:
     ColumnOps& ops_;
     const OpContext& context_;
-    const Seq seq_;
-    const Layout layout_;
+    const Plan plan_;
     CodedMean early_;  // until the op is entered
     CodedMean* mean_;
 };

@@ -35,7 +35,7 @@ public:
     void leave_rest_empty() final { put_mean({GranuleSet(granules()), {}}); }
 
 protected:
-    std::uint32_t granules() const { return this->layout_.granules(this->shard_); }
+    std::uint32_t granules() const { return this->plan_.layout.granules(this->shard_); }
     virtual void sum(const std::vector<GranuleSet>& arrived, RowSum& sum) = 0;
     virtual void put(const RowMean& mean, std::vector<Run>& runs) = 0;
 

@@ -21,17 +21,17 @@ private:
         for (std::uint32_t first = 0, end; first < granules_; first = end) {
             end = granules_;
             const float count = find_sources(arrived, first, end);
-            const std::uint32_t coords = layout_.coords(shard_, first, end);
+            const std::uint32_t coords = plan_.layout.coords(shard_, first, end);
             const bool empty = sources_.empty() || coords == 0;
             if (!empty) codec::mean_in_order(sources_, 1, coords, sums.data() + first * kGranule);
-            energies_ += nominal_energies(coords, empty ? 0 : sources_.size(), layout_.ranks);
+            energies_ += nominal_energies(coords, empty ? 0 : sources_.size(), plan_.layout.ranks);
             std::fill_n(sum.counts.begin() + first, end - first, empty ? 0 : count);
         }
     }
     void put(const RowMean& mean, std::vector<Run>& runs) override {
         for (std::uint32_t first = 0, end; first < granules_; first = end) {
             end = mean.held.run_end(first, granules_);
-            const std::uint32_t at = first * kGranule, coords = layout_.coords(shard_, first, end);
+            const std::uint32_t at = first * kGranule, coords = plan_.layout.coords(shard_, first, end);
             if (!mean.held.test(first) || coords == 0) {
                 put_empty(first, end, runs);
                 continue;

@@ -14,16 +14,16 @@ namespace tailcut {
 template <typename Raw>
 class WeightedContributions final : public Raw {
 public:
-    WeightedContributions(const ColumnOps& ops, const OpContext& context, Seq seq, const Layout& layout,
+    WeightedContributions(const ColumnOps& ops, const OpContext& context, const Plan& plan,
                           const Coding& coding, std::span<const float> bucket)
-        : Raw(context, seq, layout, coding, bucket), counts_(ops.at(seq).sum.counts) {}
+        : Raw(context, plan, coding, bucket), counts_(ops.at(plan.seq).sum.counts) {}
 
     // A packet has one count. A shard without coordinates has a granule that the bucket has not.
     bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override {
         const std::uint32_t first = sent;
         sent = this->packet_end(shard, first);
-        if (this->layout_.length(shard) > 0) {
-            const float* counts = counts_.data() + this->layout_.begin(shard) / kGranule;
+        if (this->plan_.layout.length(shard) > 0) {
+            const float* counts = counts_.data() + this->plan_.layout.begin(shard) / kGranule;
             sent = run_end(counts, first, sent);
             put_count(counts[first], out.header);
         }
@@ -36,18 +36,17 @@ private:
 
 class WeightedReduction final : public RawReduction {
 public:
-    WeightedReduction(const ColumnOps& ops, const OpContext& context, Seq seq, const Layout& layout,
-                      const Coding& gather, Block memory)
-        : RawReduction(context, seq, layout, gather, std::move(memory)),
+    WeightedReduction(const ColumnOps& ops, const OpContext& context, const Plan& plan, const Coding& gather,
+                      Block memory)
+        : RawReduction(context, plan, gather, std::move(memory)),
           ops_(ops),
-          seq_(seq),
-          counts_(std::size_t{layout.ranks} * granules_) {}
+          counts_(std::size_t{plan.layout.ranks} * granules_) {}
 
     void enter(float* bucket_shard, const Coding& gather) override {
         RawReduction::enter(bucket_shard, gather);
-        const auto& own = ops_.at(seq_).sum.counts;
-        std::copy_n(own.data() + layout_.begin(shard_) / kGranule, layout_.length(shard_) / kGranule,
-                    counts_of(context_.shape.self));
+        const auto& own = ops_.at(plan_.seq).sum.counts;
+        std::copy_n(own.data() + plan_.layout.begin(shard_) / kGranule,
+                    plan_.layout.length(shard_) / kGranule, counts_of(context_.shape.self));
     }
     void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override {
@@ -60,7 +59,7 @@ public:
                            [&](const auto& came, std::uint32_t from, std::uint32_t& until) {
                                find_sources(came, from, until);
                                float count = 0;
-                               for (Rank rank = 0; rank < layout_.ranks; ++rank) {
+                               for (Rank rank = 0; rank < plan_.layout.ranks; ++rank) {
                                    if (!came[rank].test(from)) continue;
                                    count += counts_of(rank)[from];
                                    until = run_end(counts_of(rank), from, until);
@@ -73,7 +72,6 @@ private:
     float* counts_of(Rank rank) { return counts_.data() + std::size_t{rank} * granules_; }
 
     const ColumnOps& ops_;
-    const Seq seq_;
     std::vector<float> counts_;  // by rank and granule
 };
 
@@ -81,8 +79,8 @@ private:
 template <typename Flat>
 class ColumnMeansOf final : public Flat {
 public:
-    ColumnMeansOf(const ColumnOps&, const OpContext& context, Seq seq, const Layout& layout, Block memory)
-        : Flat(context, seq, layout, std::move(memory)) {}
+    ColumnMeansOf(const ColumnOps&, const OpContext& context, const Plan& plan, Block memory)
+        : Flat(context, plan, std::move(memory)) {}
 };
 
 }  // namespace tailcut

@@ -89,7 +89,7 @@ bool Broadcast::most_have_room_for(Op& op) {
 void Broadcast::retract(Time now, const Outgoing& out) {
     path_.unsent(now);
     --accounts_.counters.traffic.multicast_packets;
-    if (Op* op = ops_.find(out.header.seq, out.header.bucket_len)) {
+    if (Op* op = ops_.find(out.header.seq, bucket_of(out.header))) {
         op->retract(out);
         op->count_sent(out, -1);
     }

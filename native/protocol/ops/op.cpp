@@ -13,20 +13,19 @@ constexpr std::uint32_t kMaxRunGranules = 0xFFFF / kGranule;  // Header::count i
 
 }  // namespace
 
-Op::Op(const OpContext& context, Seq seq, std::uint32_t bucket_len, const Coding& gather)
+Op::Op(const OpContext& context, const Plan& plan, const Coding& gather)
     : context_(context),
       shape_(context.shape),
-      seq_(seq),
-      layout_{bucket_len, shape_.ranks},
+      plan_(plan),
       gather_(gather),
       sent_(shape_.ranks),
       steps_(shape_.ranks) {
-    for (Rank shard = 0; shard < shape_.ranks; ++shard) total_granules_ += layout_.granules(shard);
+    for (Rank shard = 0; shard < shape_.ranks; ++shard) total_granules_ += plan_.layout.granules(shard);
 }
 
 void Op::own(Block memory) {
-    owned_.emplace(context_, layout_.granules(own_shard()),
-                   context_.values.reduction(context_, seq_, layout_, gather_, std::move(memory)));
+    owned_.emplace(context_, plan_.layout.granules(own_shard()),
+                   context_.values.reduction(context_, plan_, gather_, std::move(memory)));
 }
 
 void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing) {
@@ -40,22 +39,20 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
     skip_above_ = terms.skip_above;
     entered_at_ = now;
     deadline_ = now + terms.bounds.deadline;
-    key_ = terms.key;
     loss_scale_tag_ = terms.loss_scale_tag;
     report_.ticket = ticket;
     if (!holds()) hold({});
     means_->enter(now, bucket);
-    contributions_ = context_.values.contributions(context_, seq_, layout_, scatter_, bucket);
+    contributions_ = context_.values.contributions(context_, plan_, scatter_, bucket);
     for (Rank peer = 0; peer < shape_.ranks; ++peer)
-        if (peer != shape_.self) steps_[peer] = contributions_->steps(shape_.shard_of(peer, seq_));
-    owned_->enter(now, bucket.data() + layout_.begin(own_shard()), contributing, gather_);
+        if (peer != shape_.self) steps_[peer] = contributions_->steps(plan_.shard_of(peer));
+    owned_->enter(now, bucket.data() + plan_.layout.begin(own_shard()), contributing, gather_);
 }
 
 std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
                                         std::span<const std::byte> payload, Time source_entered_at) {
     non_finite_.hear(header);
     owned_->note_entry(header.source, source_entered_at);
-    if (!entered_) key_ = header.key;  // what an owner sends before it has entered must name the bucket too
     if (header.empty()) {
         if (owned_->abstained(header.source)) return wire::Reject::kDuplicate;
         if (header.flags & wire::kOver)
@@ -148,7 +145,7 @@ bool Op::repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out) {
     } else if (parcel.empty) {
         put_end(peer, out);
     } else {
-        const Rank shard = shape_.shard_of(peer, seq_);
+        const Rank shard = plan_.shard_of(peer);
         std::uint32_t step = parcel.first;
         out.header.shard = shard;
         if (ended_ || !contributions_->next(shard, means_->answered(shard), step, out)) return false;
@@ -163,15 +160,16 @@ bool Op::repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out) {
 void Op::complete_header(Time now, Destination to, Outgoing& out) const {
     out.to = to;
     if (to.is_everybody()) out.header.flags |= wire::kMulticast;
-    out.header.seq = out.parcel.seq = seq_;
-    out.header.bucket_len = out.parcel.bucket_len = layout_.bucket_len;
+    out.header.seq = out.parcel.seq = plan_.seq;
+    out.header.bucket_len = plan_.bucket.length;
+    out.header.key = plan_.bucket.key;
+    out.parcel.bucket = plan_.bucket;
     out.parcel.stage = out.header.stage();
     out.parcel.empty = out.header.empty();
     out.parcel.last_part = out.header.flags & wire::kLastPart;
     if (entered_)
         out.header.entry_us = static_cast<std::uint32_t>(
             std::min<Duration>((now - entered_at_) / kMicrosecond, wire::kNotEntered - 1));
-    out.header.key = key_;
     out.header.loss_scale_tag = loss_scale_tag_;
     non_finite_.mark(out.header, owned_ && owned_->non_finite());
 }
@@ -195,23 +193,23 @@ bool Op::next_mean(Destination to, const std::optional<Run>& run, Outgoing& out)
 // Puts the first packet of a run of the own mean; returns its granules.
 std::uint32_t Op::put_mean(Destination to, const Run& run, Outgoing& out) {
     const Rank shard = own_shard();
-    const std::uint32_t all = layout_.granules(shard);
+    const std::uint32_t all = plan_.layout.granules(shard);
     out.header.flags = wire::kGatherStage | (run.empty ? wire::kEmpty : 0);
     out.header.shard = shard;
     out.header.first = run.first * kGranule;
     if (!run.empty) return owned_->packet(to, run, out);
     const bool whole = run.first == 0 && run.last == all;
     const std::uint32_t granules = whole ? all : std::min(run.last - run.first, kMaxRunGranules);
-    const std::uint32_t coords = layout_.coords(shard, run.first, run.first + granules);
+    const std::uint32_t coords = plan_.layout.coords(shard, run.first, run.first + granules);
     out.header.count = whole ? 0 : static_cast<std::uint16_t>(coords);
     return granules;
 }
 
 bool Op::next_contribution(Rank peer, Outgoing& out) {
-    const Rank shard = shape_.shard_of(peer, seq_);
+    const Rank shard = plan_.shard_of(peer);
     std::uint32_t& sent = sent_[peer];
     out.rewind = {0, sent};
-    const bool empty = ended_ || !contributing_ || layout_.length(shard) == 0;
+    const bool empty = ended_ || !contributing_ || plan_.layout.length(shard) == 0;
     if (empty && unsent(peer)) {
         put_end(peer, out);
         sent = steps_[peer];
@@ -231,7 +229,7 @@ bool Op::next_contribution(Rank peer, Outgoing& out) {
 
 // Sent in place of a contribution: there is none, or this rank has ended the op.
 void Op::put_end(Rank peer, Outgoing& out) {
-    out.header.shard = shape_.shard_of(peer, seq_);
+    out.header.shard = plan_.shard_of(peer);
     out.header.flags = wire::kEmpty | wire::kLastPart | (ended_ ? wire::kOver : 0);
 }
 
@@ -249,11 +247,11 @@ void Op::search_bucket() {
     non_finite_.search_once([&] {
         for (Rank peer = 0; contributing_ && peer < shape_.ranks; ++peer) {
             if (peer == shape_.self) continue;  // the own shard's values show in its mean
-            const Rank shard = shape_.shard_of(peer, seq_);
+            const Rank shard = plan_.shard_of(peer);
             const std::uint32_t seen =
-                layout_.coords(shard, 0, contributions_->first_unseen(shard, sent_[peer]));
+                plan_.layout.coords(shard, 0, contributions_->first_unseen(shard, sent_[peer]));
             if (codec::has_non_finite(
-                    bucket_.subspan(layout_.begin(shard) + seen, layout_.length(shard) - seen)))
+                    bucket_.subspan(plan_.layout.begin(shard) + seen, plan_.layout.length(shard) - seen)))
                 return true;
         }
         return false;
@@ -275,7 +273,7 @@ OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool reco
     ended_ = true;
     // Owners whose whole mean we have need no word from us; the others are told that we have ended the op.
     for (Rank peer = 0; peer < shape_.ranks; ++peer) {
-        const Rank shard = shape_.shard_of(peer, seq_);
+        const Rank shard = plan_.shard_of(peer);
         sent_[peer] = means_->has_all(shard) ? steps_[peer] : 0;
     }
     fill_report(now, status, ending);

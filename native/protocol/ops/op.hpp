@@ -23,21 +23,22 @@ namespace tailcut {
 class Op {
 public:
     // `gather` is the mean's coding until the local rank enters.
-    Op(const OpContext& context, Seq seq, std::uint32_t bucket_len, const Coding& gather);
+    Op(const OpContext& context, const Plan& plan, const Coding& gather);
 
-    Seq seq() const { return seq_; }
-    const Layout& layout() const { return layout_; }
-    Rank own_shard() const { return shape_.shard_of(shape_.self, seq_); }
+    Seq seq() const { return plan_.seq; }
+    BucketId bucket() const { return plan_.bucket; }
+    const Layout& layout() const { return plan_.layout; }
+    Rank own_shard() const { return plan_.own_shard(); }
     bool entered() const { return entered_; }
     bool ended() const { return ended_; }
     bool owns() const { return owned_.has_value(); }
     bool holds() const { return means_.has_value(); }
 
     // Memory is handed in when it is first needed. Before the op is entered, it comes from the pool.
-    std::size_t own_floats() const { return owned_floats(context_.codec, layout_); }
+    std::size_t own_floats() const { return owned_floats(context_.codec, plan_.layout); }
     void own(Block memory);    // own_floats(); with an empty block the shard can only become EMPTY
     void hold(Block memory) {  // bucket_len floats
-        means_.emplace(context_, seq_, layout_, std::move(memory));
+        means_.emplace(context_, plan_, std::move(memory));
     }
 
     // The local rank enters. Needs own(). What has already arrived goes into the bucket.
@@ -58,7 +59,7 @@ public:
     // The granules that have come from a rank, of its contribution or of its mean.
     const GranuleSet& came(wire::Stage stage, Rank from) const {
         return stage == wire::Stage::kScatter ? owned_->delivered(from)
-                                              : means_->answered(shape_.shard_of(from, seq_));
+                                              : means_->answered(plan_.shard_of(from));
     }
 
     std::uint32_t own_final() const { return owned_ ? owned_->final_granules() : 0; }
@@ -140,8 +141,7 @@ private:
 
     const OpContext& context_;
     const Shape& shape_;
-    const Seq seq_;
-    const Layout layout_;
+    const Plan plan_;
     std::uint32_t total_granules_ = 0;
 
     // the local rank
@@ -150,7 +150,6 @@ private:
     Bounds bounds_;
     Coding scatter_, gather_;
     float skip_above_ = 0;
-    std::uint32_t key_ = 0;
     std::uint16_t loss_scale_tag_ = 0;
     Time entered_at_ = 0, deadline_ = kNever;
     std::unique_ptr<Contributions> contributions_;

@@ -7,8 +7,8 @@ namespace tailcut {
 
 void Op::fill_report(Time now, Status status, Ending ending) {
     report_.status = status;
-    report_.seq = seq_;
-    report_.bucket_len = layout_.bucket_len;
+    report_.seq = plan_.seq;
+    report_.bucket_len = plan_.layout.bucket_len;
     report_.own_shard = own_shard();
     report_.place = shape_.self;
     report_.non_finite = non_finite();
@@ -33,15 +33,15 @@ void Op::fill_report(Time now, Status status, Ending ending) {
 void Op::fill_links() {
     const auto missing = [&](Rank shard, const GranuleSet& set) {
         std::uint32_t coords = 0;
-        for (std::uint32_t g = 0, last, all = layout_.granules(shard); g < all; g = last) {
+        for (std::uint32_t g = 0, last, all = plan_.layout.granules(shard); g < all; g = last) {
             last = set.run_end(g, all);
-            if (!set.test(g)) coords += layout_.coords(shard, g, last);
+            if (!set.test(g)) coords += plan_.layout.coords(shard, g, last);
         }
         return coords;
     };
     std::uint32_t own_empty = 0;
     for (const Run& run : owned_->runs())
-        if (run.empty) own_empty += layout_.coords(own_shard(), run.first, run.last);
+        if (run.empty) own_empty += plan_.layout.coords(own_shard(), run.first, run.last);
     const auto add = [](StageReport& stage, const LinkStage& link) {
         stage.coords += link.coords, stage.missing += link.missing, stage.empty += link.empty;
     };
@@ -50,12 +50,12 @@ void Op::fill_links() {
         link.entered = since_entry(owned_->clock().entered_at(rank));
         link.silent = context_.roster.silent(rank);
         link.abstained = owned_->abstained(rank);
-        link.scatter.coords = layout_.length(own_shard());
+        link.scatter.coords = plan_.layout.length(own_shard());
         link.scatter.missing = missing(own_shard(), owned_->delivered(rank));
         link.scatter.last = since_entry(owned_->clock().last_at(rank));
-        const Rank shard = shape_.shard_of(rank, seq_);
+        const Rank shard = plan_.shard_of(rank);
         const bool own = rank == shape_.self;
-        link.gather.coords = layout_.length(shard);
+        link.gather.coords = plan_.layout.length(shard);
         link.gather.missing = own ? 0 : missing(shard, means_->answered(shard));
         link.gather.empty = own ? own_empty : missing(shard, means_->held(shard)) - link.gather.missing;
         link.gather.last = since_entry(means_->last_at(rank));
@@ -68,7 +68,7 @@ void Op::fill_links() {
 void Op::record_fates(Status status) {
     for (Rank rank = 0; rank < shape_.ranks; ++rank) report_.contributions.push_back(owned_->arrived(rank));
     report_.held = means_->held();
-    report_.held[own_shard()] = GranuleSet(layout_.granules(own_shard()));
+    report_.held[own_shard()] = GranuleSet(plan_.layout.granules(own_shard()));
     for (const Run& run : owned_->runs())
         if (!run.empty && status != Status::kBehind) report_.held[own_shard()].set(run.first, run.last);
 }

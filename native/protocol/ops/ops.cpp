@@ -33,13 +33,13 @@ void Ops::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& t
     terms_len_ = static_cast<std::uint32_t>(bucket.size());
     const Seq seq = next_seq_++;
     Slot& slot = slot_of(seq);
-    Op* op = variant(seq, slot, terms_len_, true);
+    Op* op = variant(seq, slot, {terms_len_, terms.key}, true);
     if (!op->owns()) own(now, slot, *op, context_.memory.take(op->own_floats()));
     ++in_flight_;
     op->enter(now, ticket, bucket, terms, contributing_);
     for (Rank rank = 0; rank < roster_.ranks(); ++rank)
         if (roster_[rank].left(seq)) op->owner_left(rank);
-    vote(now, slot, roster_.self(), op->layout().bucket_len);
+    vote(now, slot, roster_.self(), op->bucket());
     end_if_complete(now, slot, *op);
     news_ = true;
 }
@@ -72,36 +72,36 @@ void Ops::abort(Time now) {
 // ---- which ops there are ----------------------------------------------------------------------------------
 
 Ops::Slot& Ops::slot_of(Seq seq) {
-    return slots_.try_emplace(seq, Slot{LengthBallot(roster_.ranks()), {}, {}}).first->second;
+    return slots_.try_emplace(seq, Slot{BucketBallot(roster_.ranks()), {}, {}}).first->second;
 }
 
-Op* Ops::find(Seq seq, std::uint32_t bucket_len) {
+Op* Ops::find(Seq seq, BucketId bucket) {
     const auto slot = slots_.find(seq);
     if (slot == slots_.end()) return nullptr;
     for (auto& op : slot->second.variants)
-        if (op->layout().bucket_len == bucket_len) return op.get();
+        if (op->bucket() == bucket) return op.get();
     return nullptr;
 }
 
-Op* Ops::variant(Seq seq, Slot& slot, std::uint32_t bucket_len, bool own_length) {
+Op* Ops::variant(Seq seq, Slot& slot, BucketId bucket, bool own) {
     for (auto& op : slot.variants)
-        if (op->layout().bucket_len == bucket_len) return op.get();
-    // The local rank's own length always finds a place.
-    if (slot.variants.size() + slot.retired.size() >= kMaxVariants && !own_length) return nullptr;
-    slot.variants.push_back(std::make_unique<Op>(context_, seq, bucket_len, terms_.gather));
-    if (own_length || slot.variants.size() == 1) pools_.note_op(seq, bucket_len);
+        if (op->bucket() == bucket) return op.get();
+    // The local rank's own bucket always finds a place.
+    if (slot.variants.size() + slot.retired.size() >= kMaxVariants && !own) return nullptr;
+    slot.variants.push_back(std::make_unique<Op>(context_, Plan(context_.shape, seq, bucket), terms_.gather));
+    if (own || slot.variants.size() == 1) pools_.note_op(seq, bucket.length);
     return slot.variants.back().get();
 }
 
-void Ops::vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_len) {
-    if (!slot.ballot.vote(rank, bucket_len)) return;
+void Ops::vote(Time now, Slot& slot, Rank rank, BucketId bucket) {
+    if (!slot.ballot.vote(rank, bucket)) return;
     for (auto& op : slot.variants) {
-        if (op->layout().bucket_len != bucket_len) {
+        if (op->bucket() != bucket) {
             op->abstain(rank, now);  // it will never deliver to this variant
             news_ = true;
         }
         if (op->entered() && !op->ended() &&
-            slot.ballot.judge(op->layout().bucket_len, false) == LengthBallot::Verdict::kRefused)
+            slot.ballot.judge(op->bucket(), false) == BucketBallot::Verdict::kRefused)
             end(now, slot, *op, Status::kLengthMismatch, Ending::kDeadline);
         else
             end_if_complete(now, slot, *op);
@@ -114,7 +114,7 @@ void Ops::own(Time now, Slot& slot, Op& op, Block memory) {
     op.own(std::move(memory));
     for (Rank rank = 0; rank < roster_.ranks(); ++rank) {
         if (roster_[rank].left(op.seq())) op.peer_left(rank, now);
-        if (slot.ballot.against(rank, op.layout().bucket_len)) op.abstain(rank, now);
+        if (slot.ballot.against(rank, op.bucket())) op.abstain(rank, now);
     }
 }
 
@@ -160,16 +160,16 @@ bool Ops::over(const wire::Header& header) const {
     const auto slot = slots_.find(header.seq);
     if (slot == slots_.end()) return true;
     const auto& retired = slot->second.retired;
-    return std::find(retired.begin(), retired.end(), header.bucket_len) != retired.end();
+    return std::find(retired.begin(), retired.end(), bucket_of(header)) != retired.end();
 }
 
 std::optional<wire::Reject> Ops::deliver(Time now, const wire::Header& header,
                                          std::span<const std::byte> payload) {
     Slot& slot = slot_of(header.seq);
-    Op* op = variant(header.seq, slot, header.bucket_len, false);
+    Op* op = variant(header.seq, slot, bucket_of(header), false);
     if (!op) return wire::Reject::kLength;
     first_timed_ = std::min(first_timed_, header.seq);
-    if (header.entry_us != wire::kNotEntered) vote(now, slot, header.source, header.bucket_len);
+    if (header.entry_us != wire::kNotEntered) vote(now, slot, header.source, bucket_of(header));
     const std::uint32_t final_before = op->own_final();
     const auto reason = header.stage() == wire::Stage::kScatter ? scatter(now, slot, *op, header, payload)
                                                                 : gather(now, *op, header, payload);
@@ -253,7 +253,7 @@ bool Ops::overtaken(Seq seq) const {
 
 void Ops::reduce(Time now, Seq seq, std::uint32_t bucket_len, bool non_finite,
                  const std::function<void(Reduction&)>& put) {
-    Op* op = find(seq, bucket_len);
+    Op* op = find(seq, {bucket_len, 0});
     if (!op || op->reduced()) return;
     put(op->reduction());
     op->reduce_more(non_finite);
@@ -282,10 +282,10 @@ void Ops::end(Time now, Slot& slot, Op& op, Status status, Ending ending) {
     accounts_.complete(report, op);
     report.lr_scale = roster_.lr_scale();
     if (status == Status::kLengthMismatch) {
-        const LengthBallot& ballot = slot.ballot;
+        const BucketBallot& ballot = slot.ballot;
         for (Rank rank = 0; rank < roster_.ranks(); ++rank)
-            report.stated_lengths.push_back(ballot.voted()[rank] ? std::optional(ballot.lengths()[rank])
-                                                                 : std::nullopt);
+            report.stated_lengths.push_back(
+                ballot.voted()[rank] ? std::optional(ballot.buckets()[rank].length) : std::nullopt);
     }
     reports_.push_back(std::move(report));
     --in_flight_;
@@ -329,7 +329,7 @@ template <typename Predicate>
 void Ops::retire_if(Slot& slot, Predicate over) {
     std::erase_if(slot.variants, [&](const auto& op) {
         if (!over(*op)) return false;
-        if (op->owns()) slot.retired.push_back(op->layout().bucket_len);
+        if (op->owns()) slot.retired.push_back(op->bucket());
         return true;
     });
 }
@@ -429,8 +429,8 @@ void Ops::advance(Time now) {
                     end_if_complete(now, slot, *op);
                 }
                 if (const auto ending = op->end_at(); ending.at <= now) {
-                    const auto verdict = slot.ballot.judge(op->layout().bucket_len, true);
-                    const bool refused = verdict == LengthBallot::Verdict::kRefused;
+                    const auto verdict = slot.ballot.judge(op->bucket(), true);
+                    const bool refused = verdict == BucketBallot::Verdict::kRefused;
                     end(now, slot, *op, refused ? Status::kLengthMismatch : Status::kPartial, ending.by);
                 }
             }

@@ -1,4 +1,4 @@
-// The ops of one rank: which exist, the memory they take, the bucket lengths that ranks state for them, when
+// The ops of one rank: which exist, the memory they take, the buckets that ranks state for them, when
 // they end, and when they retire. It keeps the reports of those that have ended.
 #pragma once
 
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "protocol/ops/length_ballot.hpp"
+#include "protocol/ops/bucket_ballot.hpp"
 #include "protocol/ops/memory.hpp"
 #include "protocol/ops/op.hpp"
 #include "protocol/reports/accounts.hpp"
@@ -34,10 +34,10 @@ public:
 class Ops {
 public:
     struct Slot {
-        LengthBallot ballot;
-        std::vector<std::unique_ptr<Op>> variants;  // one for each length stated
-        // Lengths whose mean was served and dropped: packets for them are late.
-        std::vector<std::uint32_t> retired;
+        BucketBallot ballot;
+        std::vector<std::unique_ptr<Op>> variants;  // one for each bucket stated
+        // Buckets whose mean was served and dropped: packets for them are late.
+        std::vector<BucketId> retired;
     };
     using Slots = std::map<Seq, Slot>;
 
@@ -82,7 +82,7 @@ public:
 
     // ---- for those who send
     Slots& slots() { return slots_; }
-    Op* find(Seq seq, std::uint32_t bucket_len);
+    Op* find(Seq seq, BucketId bucket);
     // Rule 9: ops that some rank has ended while it may still lack some of their mean.
     std::set<Seq>& late() { return late_; }
     bool takes_late(Rank rank) const { return !stopped_ && roster_.present(rank); }
@@ -97,7 +97,7 @@ public:
 
 private:
     Slot& slot_of(Seq seq);
-    Op* variant(Seq seq, Slot& slot, std::uint32_t bucket_len, bool own_length);
+    Op* variant(Seq seq, Slot& slot, BucketId bucket, bool own);
     template <typename Predicate>
     void retire_if(Slot& slot, Predicate over);
     Slots::iterator retire_some(Slots::iterator at);
@@ -112,7 +112,7 @@ private:
                                         std::span<const std::byte> payload);
     std::optional<wire::Reject> gather(Time now, Op& op, const wire::Header& header,
                                        std::span<const std::byte> payload);
-    void vote(Time now, Slot& slot, Rank rank, std::uint32_t bucket_len);
+    void vote(Time now, Slot& slot, Rank rank, BucketId bucket);
     void note_closed(Op& op);
     void end_if_complete(Time now, Slot& slot, Op& op);
     void end(Time now, Slot& slot, Op& op, Status status, Ending ending);

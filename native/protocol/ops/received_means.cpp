@@ -4,16 +4,15 @@
 
 namespace tailcut {
 
-ReceivedMeans::ReceivedMeans(const OpContext& context, Seq seq, const Layout& layout, Block memory)
+ReceivedMeans::ReceivedMeans(const OpContext& context, const Plan& plan, Block memory)
     : context_(context),
-      seq_(seq),
-      layout_(layout),
-      values_(context.values.means(context, seq, layout, std::move(memory))),
-      last_at_(layout.ranks, -1),
-      last_parts_(layout.ranks) {
-    for (Rank shard = 0; shard < layout.ranks; ++shard) {
-        answered_.emplace_back(layout.granules(shard));
-        held_.emplace_back(layout.granules(shard));
+      plan_(plan),
+      values_(context.values.means(context, plan, std::move(memory))),
+      last_at_(plan.layout.ranks, -1),
+      last_parts_(plan.layout.ranks) {
+    for (Rank shard = 0; shard < plan.layout.ranks; ++shard) {
+        answered_.emplace_back(plan.layout.granules(shard));
+        held_.emplace_back(plan.layout.granules(shard));
     }
 }
 
@@ -26,7 +25,7 @@ std::optional<wire::Reject> ReceivedMeans::place(Time now, const wire::Header& h
                                                  std::span<const std::byte> payload) {
     const Rank shard = header.shard;
     const std::uint32_t first = header.first / kGranule;
-    std::uint32_t last = header.count == 0 ? layout_.granules(shard)  // EMPTY for the whole shard
+    std::uint32_t last = header.count == 0 ? plan_.layout.granules(shard)  // EMPTY for the whole shard
                                            : first + (header.count + kGranule - 1) / kGranule;
     if (answered_[shard].any(first, last)) return wire::Reject::kDuplicate;
     last_at_[header.source] = now;
@@ -44,17 +43,18 @@ std::optional<wire::Reject> ReceivedMeans::place(Time now, const wire::Header& h
 }
 
 void ReceivedMeans::owner_left(Rank owner, Time now) {
-    const Rank shard = context_.shape.shard_of(owner, seq_);
-    const std::uint32_t granules = layout_.granules(shard);
+    const Rank shard = plan_.shard_of(owner);
+    const std::uint32_t granules = plan_.layout.granules(shard);
     answered_granules_ += granules - answered_[shard].count(0, granules);
     answered_[shard].set(0, granules);
     last_parts_.note(owner, now);
 }
 
-void ReceivedMeans::end() { values_->end(context_.shape.shard_of(context_.shape.self, seq_), held_); }
+void ReceivedMeans::end() { values_->end(plan_.own_shard(), held_); }
 
 void ReceivedMeans::drop() {
-    for (Rank shard = 0; shard < layout_.ranks; ++shard) held_[shard] = GranuleSet(layout_.granules(shard));
+    for (Rank shard = 0; shard < plan_.layout.ranks; ++shard)
+        held_[shard] = GranuleSet(plan_.layout.granules(shard));
 }
 
 }  // namespace tailcut

@@ -17,7 +17,7 @@ namespace tailcut {
 
 class ReceivedMeans {
 public:
-    ReceivedMeans(const OpContext& context, Seq seq, const Layout& layout, Block memory);
+    ReceivedMeans(const OpContext& context, const Plan& plan, Block memory);
 
     // From now on values go to the bucket. Those that came before are moved there.
     void enter(Time now, std::span<float> bucket);
@@ -31,7 +31,7 @@ public:
     const GranuleSet& answered(Rank shard) const { return answered_[shard]; }  // came, with a mean or EMPTY
     const GranuleSet& held(Rank shard) const { return held_[shard]; }          // came with a mean
     const std::vector<GranuleSet>& held() const { return held_; }
-    bool has_all(Rank shard) const { return answered_[shard].all(0, layout_.granules(shard)); }
+    bool has_all(Rank shard) const { return answered_[shard].all(0, plan_.layout.granules(shard)); }
     // When the last parts of all means had come, except those of silent owners; kNever: not yet.
     Time last_parts_at() const { return last_parts_.all_at(context_.roster); }
     Time last_at(Rank owner) const { return last_at_[owner]; }  // when its latest packet came; -1: none yet
@@ -39,8 +39,7 @@ public:
 
 private:
     const OpContext& context_;
-    const Seq seq_;
-    const Layout layout_;
+    const Plan plan_;
     std::unique_ptr<Means> values_;
     std::vector<GranuleSet> answered_, held_;  // by shard
     std::uint32_t answered_granules_ = 0;

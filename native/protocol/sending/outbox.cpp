@@ -138,7 +138,7 @@ bool Outbox::next_of(Time now, Rank rank, Op& op, Outgoing& out) {
 
 bool Outbox::next_lost(Time now, Rank rank, Op& op, wire::Stage stage, Outgoing& out) {
     LostParcels& lost = links_[rank].path.lost();
-    while (const auto parcel = lost.take(op.seq(), op.layout().bucket_len, stage))
+    while (const auto parcel = lost.take(op.seq(), op.bucket(), stage))
         if (op.repeat(now, rank, *parcel, out)) return true;
     return false;
 }
@@ -204,7 +204,7 @@ void Outbox::retract(Time now, const Outgoing& out) {
         link.path.unsent(now);
         traffic.resent_packets -= out.again;
         if (out.again) link.path.lost().add(out.parcel);
-        if (Op* op = ops_.find(out.header.seq, out.header.bucket_len)) {
+        if (Op* op = ops_.find(out.header.seq, bucket_of(out.header))) {
             op->retract(out);
             op->count_sent(out, -1);
         }

@@ -8,13 +8,14 @@
 #include <tuple>
 
 #include "base/types.hpp"
+#include "protocol/ops/ownership.hpp"
 #include "wire/header.hpp"
 
 namespace tailcut {
 
 struct Parcel {
     Seq seq = 0;
-    std::uint32_t bucket_len = 0;
+    BucketId bucket{};
     wire::Stage stage = wire::Stage::kScatter;
     bool empty = false;
     std::uint32_t first = 0;     // SCATTER: the contribution's step; GATHER: the shard's granule
@@ -36,9 +37,9 @@ public:
         const auto at = parcels_.lower_bound(Parcel{.seq = seq});
         return at != parcels_.end() && at->seq == seq;
     }
-    std::optional<Parcel> take(Seq seq, std::uint32_t bucket_len, wire::Stage stage) {
-        const auto at = parcels_.lower_bound(Parcel{.seq = seq, .bucket_len = bucket_len, .stage = stage});
-        if (at == parcels_.end() || at->seq != seq || at->bucket_len != bucket_len || at->stage != stage)
+    std::optional<Parcel> take(Seq seq, BucketId bucket, wire::Stage stage) {
+        const auto at = parcels_.lower_bound(Parcel{.seq = seq, .bucket = bucket, .stage = stage});
+        if (at == parcels_.end() || at->seq != seq || at->bucket != bucket || at->stage != stage)
             return std::nullopt;
         return parcels_.extract(at).value();
     }
@@ -46,7 +47,7 @@ public:
 private:
     struct Before {
         static auto place(const Parcel& parcel) {
-            return std::tuple(parcel.seq, parcel.bucket_len, parcel.stage, parcel.first);
+            return std::tuple(parcel.seq, parcel.bucket, parcel.stage, parcel.first);
         }
         bool operator()(const Parcel& a, const Parcel& b) const { return place(a) < place(b); }
     };

@@ -66,8 +66,8 @@ void ElidedRawContributions::put_values(std::uint64_t, std::uint32_t coords, Out
 }
 
 codec::SendOrder ElidedPlanesContributions::order(Rank shard) const {
-    const codec::PacketLimits& limits = context_.limits[context_.shape.owner(shard, seq_)];
-    return {layout_.length(shard), context_.granules(limits, coding_)};
+    const codec::PacketLimits& limits = context_.limits[plan_.owner(shard)];
+    return {plan_.layout.length(shard), context_.granules(limits, coding_)};
 }
 
 bool ElidedPlanesContributions::next(Rank shard, const GranuleSet& answered, std::uint32_t& sent,
@@ -81,7 +81,8 @@ bool ElidedPlanesContributions::next(Rank shard, const GranuleSet& answered, std
     const codec::PacketRun& run = stripe_.packets[sent++ - order.first_packet(place.stripe)];
     const codec::BlockSpan& block = stripe_.blocks[run.block];
     if (answered.any(block.first_granule(), block.last_granule())) return false;
-    put_planes({run.last - run.first, coding_.planes, 1.0f, 0, 0}, run.first, layout_.length(shard), out);
+    put_planes({run.last - run.first, coding_.planes, 1.0f, 0, 0}, run.first, plan_.layout.length(shard),
+               out);
     out.header.flags = 0;
     return true;
 }
@@ -91,21 +92,21 @@ void ElidedReduction::note(std::uint32_t first, std::uint32_t last, const std::v
         end = last;
         std::size_t came = 0;
         for (const GranuleSet& set : arrived) end = set.run_end(first, end), came += set.test(first);
-        energies_ += nominal_energies(layout_.coords(shard_, first, end), came, layout_.ranks);
+        energies_ += nominal_energies(plan_.layout.coords(shard_, first, end), came, plan_.layout.ranks);
     }
 }
 
 void ElidedMeans::end(Rank own_shard, const std::vector<GranuleSet>& held) {
-    for (Rank shard = 0; shard < layout_.ranks; ++shard)
-        for (std::uint32_t g = 0, last; shard != own_shard && g < layout_.granules(shard); g = last) {
-            last = held[shard].run_end(g, layout_.granules(shard));
-            note_nominal(layout_.coords(shard, g, last), held[shard].test(g), layout_.ranks);
+    for (Rank shard = 0; shard < plan_.layout.ranks; ++shard)
+        for (std::uint32_t g = 0, last; shard != own_shard && g < plan_.layout.granules(shard); g = last) {
+            last = held[shard].run_end(g, plan_.layout.granules(shard));
+            note_nominal(plan_.layout.coords(shard, g, last), held[shard].test(g), plan_.layout.ranks);
         }
 }
 
 void ElidedRawReduction::cut(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                              std::vector<Run>& runs) const {
-    const bool without_coords = layout_.coords(shard_, first, last) == 0;
+    const bool without_coords = plan_.layout.coords(shard_, first, last) == 0;
     for (std::uint32_t end; first < last; first = end) {
         bool empty = false;
         end = run_end(arrived, first, last, empty);
@@ -116,27 +117,27 @@ void ElidedRawReduction::cut(std::uint32_t first, std::uint32_t last, const std:
 std::uint32_t ElidedRawReduction::packet(Destination to, const Run& run, Outgoing& out) const {
     const std::uint32_t most = context_.granules(context_.limits_to(to), {});
     const std::uint32_t granules = std::min(run.last - run.first, most);
-    const std::uint32_t coords = layout_.coords(shard_, run.first, run.first + granules);
+    const std::uint32_t coords = plan_.layout.coords(shard_, run.first, run.first + granules);
     out.header.count = static_cast<std::uint16_t>(coords);
     out.payload = nothing(coords * sizeof(float));
     return granules;
 }
 
-ElidedPlanesReduction::ElidedPlanesReduction(const OpContext& context, Seq seq, const Layout& layout,
-                                             const Coding& gather, Block memory)
-    : ElidedReduction(context, seq, layout, std::move(memory)),
+ElidedPlanesReduction::ElidedPlanesReduction(const OpContext& context, const Plan& plan, const Coding& gather,
+                                             Block memory)
+    : ElidedReduction(context, plan, std::move(memory)),
       coding_(gather),
-      lengths_(layout.granules(shard_)) {
+      lengths_(plan.layout.granules(shard_)) {
     const codec::SendOrder order = send_order();
     for (std::uint32_t k = 0; k < order.stripes(); ++k)
         open_.push_back(order.first_granule(k + 1) - order.first_granule(k));
     gains_.resize(order.stripes());
 }
 
-std::size_t ElidedPlanesReduction::mean_floats() const { return PlanesReduction::mean_floats(layout_); }
+std::size_t ElidedPlanesReduction::mean_floats() const { return PlanesReduction::mean_floats(plan_.layout); }
 
 codec::SendOrder ElidedPlanesReduction::send_order() const {
-    return {layout_.length(shard_), context_.granules(context_.gather_limits, coding_)};
+    return {plan_.layout.length(shard_), context_.granules(context_.gather_limits, coding_)};
 }
 
 bool ElidedPlanesReduction::reduce(std::uint32_t first, std::uint32_t last,
@@ -209,7 +210,7 @@ codec::PlanesHead ElidedPlanesReduction::head_at(std::uint32_t granule) const {
 }
 
 std::uint32_t ElidedPlanesReduction::packet(Destination, const Run& run, Outgoing& out) const {
-    put_planes(head_at(run.first), run.first, layout_.length(shard_), out);
+    put_planes(head_at(run.first), run.first, plan_.layout.length(shard_), out);
     return lengths_[run.first];
 }
 

@@ -18,7 +18,9 @@ class ElidedRawContributions : public RawContributions {
 public:
     using RawContributions::RawContributions;
 
-    std::uint32_t first_unseen(Rank shard, std::uint32_t) const override { return layout_.granules(shard); }
+    std::uint32_t first_unseen(Rank shard, std::uint32_t) const override {
+        return plan_.layout.granules(shard);
+    }
 
 private:
     void put_values(std::uint64_t at, std::uint32_t coords, Outgoing& out) const override;
@@ -26,14 +28,16 @@ private:
 
 class ElidedPlanesContributions final : public Contributions {
 public:
-    ElidedPlanesContributions(const OpContext& context, Seq seq, const Layout& layout, const Coding& coding,
+    ElidedPlanesContributions(const OpContext& context, const Plan& plan, const Coding& coding,
                               std::span<const float>)
-        : context_(context), seq_(seq), layout_(layout), coding_(coding) {}
+        : context_(context), plan_(plan), coding_(coding) {}
 
     std::uint32_t steps(Rank shard) const override { return std::max(1u, order(shard).packets()); }
     bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
     void retract(const Outgoing&) override {}
-    std::uint32_t first_unseen(Rank shard, std::uint32_t) const override { return layout_.granules(shard); }
+    std::uint32_t first_unseen(Rank shard, std::uint32_t) const override {
+        return plan_.layout.granules(shard);
+    }
 
 private:
     struct Place {
@@ -44,8 +48,7 @@ private:
     codec::SendOrder order(Rank shard) const;
 
     const OpContext& context_;
-    const Seq seq_;
-    const Layout layout_;
+    const Plan plan_;
     const Coding coding_;
     // The stripe of the latest packet, cached because packets to one owner mostly follow each other.
     std::optional<Place> place_;
@@ -55,12 +58,12 @@ private:
 // What both reductions share: accounts of memory that does not exist.
 class ElidedReduction : public Reduction {
 public:
-    ElidedReduction(const OpContext& context, Seq seq, const Layout& layout, Block memory)
+    ElidedReduction(const OpContext& context, const Plan& plan, Block memory)
         : context_(context),
-          layout_(layout),
-          shard_(context.shape.shard_of(context.shape.self, seq)),
+          plan_(plan),
+          shard_(plan.own_shard()),
           memory_(std::move(memory)),
-          compacted_(!memory_ || layout.shard_stride() * (layout.ranks - 1u) == 0) {}
+          compacted_(!memory_ || plan.layout.shard_stride() * (plan.layout.ranks - 1u) == 0) {}
 
     void enter(float*, const Coding&) override {}
     void offer(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {}
@@ -80,7 +83,7 @@ protected:
     virtual void note(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived);
 
     const OpContext& context_;
-    const Layout layout_;
+    const Plan plan_;
     const Rank shard_;
 
 private:
@@ -90,8 +93,8 @@ private:
 
 class ElidedRawReduction : public ElidedReduction {
 public:
-    ElidedRawReduction(const OpContext& context, Seq seq, const Layout& layout, const Coding&, Block memory)
-        : ElidedReduction(context, seq, layout, std::move(memory)) {}
+    ElidedRawReduction(const OpContext& context, const Plan& plan, const Coding&, Block memory)
+        : ElidedReduction(context, plan, std::move(memory)) {}
 
     bool reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                 std::vector<Run>& runs) override {
@@ -100,7 +103,7 @@ public:
         return false;
     }
     std::uint32_t packet(Destination to, const Run& run, Outgoing& out) const override;
-    std::size_t mean_floats() const override { return layout_.shard_stride(); }
+    std::size_t mean_floats() const override { return plan_.layout.shard_stride(); }
 
 protected:
     void cut(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
@@ -109,8 +112,7 @@ protected:
 
 class ElidedPlanesReduction : public ElidedReduction {
 public:
-    ElidedPlanesReduction(const OpContext& context, Seq seq, const Layout& layout, const Coding& gather,
-                          Block memory);
+    ElidedPlanesReduction(const OpContext& context, const Plan& plan, const Coding& gather, Block memory);
 
     void enter(float*, const Coding& gather) override { coding_ = gather; }
     void offer(const wire::Header& header, std::uint32_t, std::uint32_t,
@@ -144,8 +146,7 @@ private:
 
 class ElidedMeans : public Means {
 public:
-    ElidedMeans(const OpContext&, Seq, const Layout& layout, Block memory)
-        : layout_(layout), memory_(std::move(memory)) {}
+    ElidedMeans(const OpContext&, const Plan& plan, Block memory) : plan_(plan), memory_(std::move(memory)) {}
 
     void place(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {}
     void note_answers(Rank, std::uint32_t, std::uint32_t, const GranuleSet&, const GranuleSet&) override {}
@@ -153,7 +154,7 @@ public:
     void end(Rank own_shard, const std::vector<GranuleSet>& held) override;
 
 private:
-    const Layout layout_;
+    const Plan plan_;
     Block memory_;
 };
 

@@ -13,17 +13,12 @@ struct PlanesContributions::EncodedStripe {
     Block slots;
 };
 
-PlanesContributions::PlanesContributions(const OpContext& context, Seq seq, const Layout& layout,
-                                         const Coding& coding, std::span<const float> bucket)
-    : context_(context),
-      seq_(seq),
-      layout_(layout),
-      coding_(coding),
-      bucket_(bucket),
-      encoded_(layout.ranks) {
-    for (Rank shard = 0; shard < layout.ranks; ++shard) {
-        const codec::PacketLimits& limits = context.limits[context.shape.owner(shard, seq)];
-        orders_.emplace_back(layout.length(shard), context.granules(limits, coding));
+PlanesContributions::PlanesContributions(const OpContext& context, const Plan& plan, const Coding& coding,
+                                         std::span<const float> bucket)
+    : context_(context), plan_(plan), coding_(coding), bucket_(bucket), encoded_(plan.layout.ranks) {
+    for (Rank shard = 0; shard < plan.layout.ranks; ++shard) {
+        const codec::PacketLimits& limits = context.limits[plan.owner(shard)];
+        orders_.emplace_back(plan.layout.length(shard), context.granules(limits, coding));
         steps_.push_back(std::max(1u, orders_.back().packets()));
     }
 }
@@ -40,7 +35,7 @@ bool PlanesContributions::next(Rank shard, const GranuleSet& answered, std::uint
 
     codec::PlanesHead head = keeper->heads[run.block];
     head.granules = run.last - run.first;
-    codec::put_run(head, run.first, layout_.length(shard), out.header);
+    codec::put_run(head, run.first, plan_.layout.length(shard), out.header);
     out.header.flags = std::isnan(head.sigma) ? wire::kNonFinite : 0;
     const std::size_t at = std::size_t{run.first - keeper->stripe.first_granule()} * codec::kSlotBytes;
     out.payload = {reinterpret_cast<const std::byte*>(keeper->slots.data()) + at, head.payload_bytes()};
@@ -56,9 +51,9 @@ std::shared_ptr<const PlanesContributions::EncodedStripe> PlanesContributions::e
     encoded->stripe = orders_[shard].stripe(index);
     const std::uint32_t first = encoded->stripe.first_granule(), last = encoded->stripe.last_granule();
     if (answered.all(first, last)) return encoded;
-    const codec::BlockKeys keys(context_.shape.seed, seq_, shard);
+    const codec::BlockKeys keys(context_.shape.seed, plan_.seq, shard);
     const auto rotated = codec::rotate_stripe(
-        bucket_.subspan(layout_.begin(shard), layout_.length(shard)), encoded->stripe.blocks, keys,
+        bucket_.subspan(plan_.layout.begin(shard), plan_.layout.length(shard)), encoded->stripe.blocks, keys,
         grown(context_.scratch.stripe, std::size_t{last - first} * kGranule));
     encoded->slots = context_.memory.take((last - first) * codec::kSlotFloats);
     for (const codec::CodedBlock& coded :
@@ -79,7 +74,8 @@ void PlanesContributions::retract(const Outgoing& out) {
 
 std::uint32_t PlanesContributions::first_unseen(Rank shard, std::uint32_t sent) const {
     const codec::SendOrder& order = orders_[shard];
-    return sent < steps_[shard] ? order.first_granule(order.stripe_of_packet(sent)) : layout_.granules(shard);
+    return sent < steps_[shard] ? order.first_granule(order.stripe_of_packet(sent))
+                                : plan_.layout.granules(shard);
 }
 
 }  // namespace tailcut

@@ -20,31 +20,32 @@ void add_own(std::span<const float> z, const codec::Scale& scale, std::span<floa
 
 }  // namespace
 
-PlanesReduction::PlanesReduction(const OpContext& context, Seq seq, const Layout& layout,
-                                 const Coding& gather, Block memory)
+PlanesReduction::PlanesReduction(const OpContext& context, const Plan& plan, const Coding& gather,
+                                 Block memory)
     : context_(context),
-      layout_(layout),
-      shard_(context.shape.shard_of(context.shape.self, seq)),
-      keys_(context.shape.seed, seq, shard_),
-      blocks_(layout.length(shard_)),
+      plan_(plan),
+      shard_(plan.own_shard()),
+      keys_(context.shape.seed, plan.seq, shard_),
+      blocks_(plan.layout.length(shard_)),
       coding_(gather),
-      present_(layout.granules(shard_)),
+      present_(plan.layout.granules(shard_)),
       memory_(std::move(memory)),
-      mean_(memory_ ? bytes(memory_) + (layout.ranks - 1u) * mean_floats(layout) * sizeof(float) : nullptr),
-      newest_(std::size_t{blocks_.count()} * layout.ranks, kNone),
-      packets_(layout.granules(shard_)) {
+      mean_(memory_ ? bytes(memory_) + (plan.layout.ranks - 1u) * mean_floats(plan.layout) * sizeof(float)
+                    : nullptr),
+      newest_(std::size_t{blocks_.count()} * plan.layout.ranks, kNone),
+      packets_(plan.layout.granules(shard_)) {
     const codec::SendOrder order = send_order(coding_);
     for (std::uint32_t k = 0; k < order.stripes(); ++k)
         open_.push_back(order.first_granule(k + 1) - order.first_granule(k));
 }
 
 codec::SendOrder PlanesReduction::send_order(const Coding& coding) const {
-    return {layout_.length(shard_), context_.granules(context_.gather_limits, coding)};
+    return {plan_.layout.length(shard_), context_.granules(context_.gather_limits, coding)};
 }
 
 std::byte* PlanesReduction::slot(Rank rank, std::uint32_t granule) const {
     const std::size_t place = rank < context_.shape.self ? rank : rank - 1u;
-    return bytes(memory_) + place * mean_floats(layout_) * sizeof(float) + granule * codec::kSlotBytes;
+    return bytes(memory_) + place * mean_floats(plan_.layout) * sizeof(float) + granule * codec::kSlotBytes;
 }
 
 void PlanesReduction::offer(const wire::Header& header, std::uint32_t first, std::uint32_t,
@@ -56,7 +57,7 @@ void PlanesReduction::offer(const wire::Header& header, std::uint32_t first, std
 void PlanesReduction::keep(Rank from, std::uint32_t first, const codec::PlanesHead& head,
                            std::span<const std::byte> payload, float count) {
     std::copy(payload.begin(), payload.end(), slot(from, first));
-    std::uint32_t& newest = newest_[blocks_.of(first * kGranule).index * layout_.ranks + from];
+    std::uint32_t& newest = newest_[blocks_.of(first * kGranule).index * plan_.layout.ranks + from];
     pieces_.push_back({first, static_cast<std::uint32_t>(payload.size()), head, count,
                        std::exchange(newest, static_cast<std::uint32_t>(pieces_.size()))});
 }
@@ -104,7 +105,7 @@ PlanesReduction::Own PlanesReduction::own_stripe(const codec::Stripe& stripe,
                                                  const std::vector<GranuleSet>& arrived) const {
     const std::uint32_t first = stripe.first_granule(), last = stripe.last_granule();
     if (!bucket_shard_ || !arrived[context_.shape.self].any(first, last)) return {};
-    return {codec::rotate_stripe({bucket_shard_, layout_.length(shard_)}, stripe.blocks, keys_,
+    return {codec::rotate_stripe({bucket_shard_, plan_.layout.length(shard_)}, stripe.blocks, keys_,
                                  grown(context_.scratch.own, std::size_t{last - first} * kGranule)),
             {}};
 }
@@ -155,7 +156,7 @@ bool PlanesReduction::accumulate_block(const codec::BlockSpan& block, std::span<
     bool gaussian = true;  // unless somebody's values are few: coarse, or those of a block far from Gaussian
     std::vector<Account> accounts(granules);
     double squares = 0, came = 0, planes = 0, coded = 0;  // Σσ² and granules, then of coded ones
-    for (Rank rank = 0; rank < layout_.ranks; ++rank) {
+    for (Rank rank = 0; rank < plan_.layout.ranks; ++rank) {
         if (rank == context_.shape.self) {
             if (own.values.scales.empty()) continue;
             const codec::Scale& scale = own.values.scales[index];
@@ -170,7 +171,8 @@ bool PlanesReduction::accumulate_block(const codec::BlockSpan& block, std::span<
             }
             continue;
         }
-        for (std::uint32_t k = newest_[block.index * layout_.ranks + rank]; k != kNone; k = pieces_[k].next) {
+        for (std::uint32_t k = newest_[block.index * plan_.layout.ranks + rank]; k != kNone;
+             k = pieces_[k].next) {
             const Piece& piece = pieces_[k];
             if (!arrived[rank].test(piece.first)) continue;  // given up since
             const std::uint32_t at = piece.first - begin;
@@ -201,7 +203,7 @@ bool PlanesReduction::accumulate_block(const codec::BlockSpan& block, std::span<
     energies_.planes += contribution * granules * (coded > 0 ? planes / coded : 0);
     for (const Account& account : accounts) {
         if (account.weight == 0) {  // EMPTY: what is missing is in void_mean
-            energies_.sampled += contribution / layout_.ranks;
+            energies_.sampled += contribution / plan_.layout.ranks;
             continue;
         }
         const double stated =
@@ -258,13 +260,13 @@ void PlanesReduction::apply(const codec::BlockSpan& block, float* bucket_shard) 
             std::fill_n(place.begin(), (end - g) * kGranule, 0.0f);
         }
     }
-    const std::uint32_t length = std::min(block.length, layout_.length(shard_) - block.begin);
+    const std::uint32_t length = std::min(block.length, plan_.layout.length(shard_) - block.begin);
     sum.rotate_back_bounded(z, {bucket_shard + block.begin, length}, keys_.of(block));
 }
 
 std::uint32_t PlanesReduction::packet(Destination, const Run& run, Outgoing& out) const {
     const codec::PlanesHead& head = head_at(run.first);
-    codec::put_run(head, run.first, layout_.length(shard_), out.header);
+    codec::put_run(head, run.first, plan_.layout.length(shard_), out.header);
     out.payload = {mean_slot(run.first), head.payload_bytes()};
     return head.granules;
 }

@@ -11,7 +11,7 @@ namespace tailcut {
 // A step is a packet, in the order of sending.
 class PlanesContributions final : public Contributions {
 public:
-    PlanesContributions(const OpContext& context, Seq seq, const Layout& layout, const Coding& coding,
+    PlanesContributions(const OpContext& context, const Plan& plan, const Coding& coding,
                         std::span<const float> bucket);
 
     std::uint32_t steps(Rank shard) const override { return steps_[shard]; }
@@ -24,8 +24,7 @@ private:
     std::shared_ptr<const EncodedStripe> encode(Rank shard, std::uint32_t index, const GranuleSet& answered);
 
     const OpContext& context_;
-    const Seq seq_;
-    const Layout layout_;
+    const Plan plan_;
     const Coding coding_;
     const std::span<const float> bucket_;
     std::vector<codec::SendOrder> orders_;                       // by shard
@@ -37,8 +36,7 @@ private:
 class PlanesReduction : public Reduction {
 public:
     // `memory`: slots for the packets of each peer's contribution, then for those of the mean.
-    PlanesReduction(const OpContext& context, Seq seq, const Layout& layout, const Coding& gather,
-                    Block memory);
+    PlanesReduction(const OpContext& context, const Plan& plan, const Coding& gather, Block memory);
     static std::size_t mean_floats(const Layout& layout) {
         return layout.shard_stride() / kGranule * codec::kSlotFloats;
     }
@@ -57,7 +55,7 @@ public:
     void take_over(std::span<const Run> runs, float* bucket_shard) const override;
     void hand_back(bool) override { bucket_shard_ = nullptr; }
 
-    std::size_t mean_floats() const override { return mean_floats(layout_); }
+    std::size_t mean_floats() const override { return mean_floats(plan_.layout); }
     void compact(Block smaller) override;
     bool compacted() const override { return mean_ == bytes(memory_); }
     bool pooled() const override { return memory_.pooled(); }
@@ -101,7 +99,7 @@ protected:
     void apply(const codec::BlockSpan& block, float* bucket_shard) const;
 
     const OpContext& context_;
-    const Layout layout_;
+    const Plan plan_;
     const Rank shard_;
     const codec::BlockKeys keys_;
     const codec::Blocks blocks_;
@@ -147,7 +145,7 @@ private:
 class PlanesMeans final : public Means {
 public:
     // `memory`: the bucket, until there is one.
-    PlanesMeans(const OpContext& context, Seq seq, const Layout& layout, Block memory);
+    PlanesMeans(const OpContext& context, const Plan& plan, Block memory);
 
     void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
@@ -168,8 +166,7 @@ private:
     void each_block(Rank shard, std::uint32_t first, std::uint32_t last, Visit visit);
 
     const Shape shape_;
-    const Seq seq_;
-    const Layout layout_;
+    const Plan plan_;
     Block memory_;
     float* base_;
     std::vector<std::vector<Incoming>> blocks_;  // by shard

@@ -13,17 +13,17 @@ bool RawContributions::next(Rank shard, const GranuleSet& answered, std::uint32_
 }
 
 std::uint32_t RawContributions::packet_end(Rank shard, std::uint32_t first) const {
-    const codec::PacketLimits& limits = context_.limits[context_.shape.owner(shard, seq_)];
-    return std::min(layout_.granules(shard), first + context_.granules(limits, {}));
+    const codec::PacketLimits& limits = context_.limits[plan_.owner(shard)];
+    return std::min(plan_.layout.granules(shard), first + context_.granules(limits, {}));
 }
 
 bool RawContributions::put_run(Rank shard, std::uint32_t first, std::uint32_t last,
                                const GranuleSet& answered, Outgoing& out) const {
     if (answered.any(first, last)) return false;
-    const std::uint32_t coords = layout_.coords(shard, first, last);
+    const std::uint32_t coords = plan_.layout.coords(shard, first, last);
     out.header.first = first * kGranule;
     out.header.count = static_cast<std::uint16_t>(coords);
-    put_values(layout_.begin(shard) + first * kGranule, coords, out);
+    put_values(plan_.layout.begin(shard) + first * kGranule, coords, out);
     return true;
 }
 
@@ -33,19 +33,18 @@ void RawContributions::put_values(std::uint64_t at, std::uint32_t coords, Outgoi
     out.payload = std::as_bytes(values);
 }
 
-RawReduction::RawReduction(const OpContext& context, Seq seq, const Layout& layout, const Coding&,
-                           Block memory)
+RawReduction::RawReduction(const OpContext& context, const Plan& plan, const Coding&, Block memory)
     : context_(context),
-      layout_(layout),
-      shard_(context.shape.shard_of(context.shape.self, seq)),
-      granules_(layout.granules(shard_)),
+      plan_(plan),
+      shard_(plan.own_shard()),
+      granules_(plan.layout.granules(shard_)),
       memory_(std::move(memory)),
-      mean_(memory_ ? memory_.data() + layout.shard_stride() * (layout.ranks - 1u) : nullptr) {
-    sources_.reserve(layout.ranks);
+      mean_(memory_ ? memory_.data() + plan.layout.shard_stride() * (plan.layout.ranks - 1u) : nullptr) {
+    sources_.reserve(plan.layout.ranks);
 }
 
 float* RawReduction::slot(Rank rank) const {
-    return memory_.data() + layout_.shard_stride() * (rank < context_.shape.self ? rank : rank - 1u);
+    return memory_.data() + plan_.layout.shard_stride() * (rank < context_.shape.self ? rank : rank - 1u);
 }
 
 const float* RawReduction::source(Rank rank, std::uint32_t granule) const {
@@ -57,7 +56,8 @@ const float* RawReduction::source(Rank rank, std::uint32_t granule) const {
 
 void RawReduction::offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                          std::span<const std::byte> payload) {
-    offer_ = {header.source, first, last, payload.first(layout_.coords(shard_, first, last) * sizeof(float))};
+    offer_ = {header.source, first, last,
+              payload.first(plan_.layout.coords(shard_, first, last) * sizeof(float))};
     if (reinterpret_cast<std::uintptr_t>(payload.data()) % alignof(float) != 0) save();
 }
 
@@ -70,7 +70,7 @@ void RawReduction::save() {
 float RawReduction::find_sources(const std::vector<GranuleSet>& arrived, std::uint32_t first,
                                  std::uint32_t& last) {
     sources_.clear();
-    for (Rank rank = 0; rank < layout_.ranks; ++rank) {
+    for (Rank rank = 0; rank < plan_.layout.ranks; ++rank) {
         last = arrived[rank].run_end(first, last);
         if (arrived[rank].test(first)) sources_.push_back(source(rank, first));
     }
@@ -86,7 +86,7 @@ bool RawReduction::reduce(std::uint32_t first, std::uint32_t last, const std::ve
 }
 
 void RawReduction::put_empty(std::uint32_t first, std::uint32_t last, std::vector<Run>& runs) {
-    const std::uint32_t coords = layout_.coords(shard_, first, last);
+    const std::uint32_t coords = plan_.layout.coords(shard_, first, last);
     if (bucket_shard_) std::fill_n(bucket_shard_ + first * kGranule, coords, 0.0f);
     runs.push_back({first, last, true});
 }
@@ -94,7 +94,7 @@ void RawReduction::put_empty(std::uint32_t first, std::uint32_t last, std::vecto
 std::uint32_t RawReduction::packet(Destination to, const Run& run, Outgoing& out) const {
     const std::uint32_t most = context_.granules(context_.limits_to(to), {});
     const std::uint32_t granules = std::min(run.last - run.first, most);
-    const std::uint32_t coords = layout_.coords(shard_, run.first, run.first + granules);
+    const std::uint32_t coords = plan_.layout.coords(shard_, run.first, run.first + granules);
     out.header.count = static_cast<std::uint16_t>(coords);
     out.payload = std::as_bytes(std::span<const float>(result() + run.first * kGranule, coords));
     return granules;
@@ -102,7 +102,8 @@ std::uint32_t RawReduction::packet(Destination to, const Run& run, Outgoing& out
 
 void RawReduction::take_over(std::span<const Run> runs, float* bucket_shard) const {
     for (const Run& run : runs) {
-        const std::uint32_t at = run.first * kGranule, coords = layout_.coords(shard_, run.first, run.last);
+        const std::uint32_t at = run.first * kGranule,
+                            coords = plan_.layout.coords(shard_, run.first, run.last);
         if (run.empty)
             std::fill_n(bucket_shard + at, coords, 0.0f);
         else
@@ -112,40 +113,41 @@ void RawReduction::take_over(std::span<const Run> runs, float* bucket_shard) con
 
 void RawReduction::hand_back(bool needed) {
     const float* mean = std::exchange(bucket_shard_, nullptr);
-    if (mean && needed) std::copy_n(mean, layout_.length(shard_), mean_);
+    if (mean && needed) std::copy_n(mean, plan_.layout.length(shard_), mean_);
 }
 
 void RawReduction::compact(Block smaller) {
-    std::copy_n(mean_, layout_.length(shard_), smaller.data());
+    std::copy_n(mean_, plan_.layout.length(shard_), smaller.data());
     memory_ = std::move(smaller);
     mean_ = memory_.data();
 }
 
 void RawMeans::place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                      std::span<const std::byte> payload) {
-    std::memcpy(base_ + layout_.begin(header.shard) + header.first, payload.data(),
-                layout_.coords(header.shard, first, last) * sizeof(float));
+    std::memcpy(base_ + plan_.layout.begin(header.shard) + header.first, payload.data(),
+                plan_.layout.coords(header.shard, first, last) * sizeof(float));
 }
 
 void RawMeans::enter(std::span<float> bucket, const std::vector<GranuleSet>& held) {
     const float* before = std::exchange(base_, bucket.data());
-    for (Rank shard = 0; memory_ && shard < layout_.ranks; ++shard)
-        for (std::uint32_t g = 0, last; g < layout_.granules(shard); g = last) {
-            last = held[shard].run_end(g, layout_.granules(shard));
-            const std::uint64_t at = layout_.begin(shard) + g * kGranule;
-            if (held[shard].test(g)) std::copy_n(before + at, layout_.coords(shard, g, last), base_ + at);
+    for (Rank shard = 0; memory_ && shard < plan_.layout.ranks; ++shard)
+        for (std::uint32_t g = 0, last; g < plan_.layout.granules(shard); g = last) {
+            last = held[shard].run_end(g, plan_.layout.granules(shard));
+            const std::uint64_t at = plan_.layout.begin(shard) + g * kGranule;
+            if (held[shard].test(g))
+                std::copy_n(before + at, plan_.layout.coords(shard, g, last), base_ + at);
         }
     memory_ = {};
 }
 
 void RawMeans::end(Rank own_shard, const std::vector<GranuleSet>& held) {
-    for (Rank shard = 0; shard < layout_.ranks; ++shard)
-        for (std::uint32_t g = 0, last; shard != own_shard && g < layout_.granules(shard); g = last) {
-            last = held[shard].run_end(g, layout_.granules(shard));
-            note_nominal(layout_.coords(shard, g, last), held[shard].test(g), layout_.ranks);
+    for (Rank shard = 0; shard < plan_.layout.ranks; ++shard)
+        for (std::uint32_t g = 0, last; shard != own_shard && g < plan_.layout.granules(shard); g = last) {
+            last = held[shard].run_end(g, plan_.layout.granules(shard));
+            note_nominal(plan_.layout.coords(shard, g, last), held[shard].test(g), plan_.layout.ranks);
             if (!held[shard].test(g))
-                std::fill_n(base_ + layout_.begin(shard) + g * kGranule, layout_.coords(shard, g, last),
-                            0.0f);
+                std::fill_n(base_ + plan_.layout.begin(shard) + g * kGranule,
+                            plan_.layout.coords(shard, g, last), 0.0f);
         }
 }
 

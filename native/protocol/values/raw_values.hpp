@@ -8,11 +8,10 @@ namespace tailcut {
 
 class RawContributions : public Contributions {
 public:
-    RawContributions(const OpContext& context, Seq seq, const Layout& layout, const Coding&,
-                     std::span<const float> bucket)
-        : context_(context), seq_(seq), layout_(layout), bucket_(bucket) {}
+    RawContributions(const OpContext& context, const Plan& plan, const Coding&, std::span<const float> bucket)
+        : context_(context), plan_(plan), bucket_(bucket) {}
 
-    std::uint32_t steps(Rank shard) const override { return layout_.granules(shard); }
+    std::uint32_t steps(Rank shard) const override { return plan_.layout.granules(shard); }
     bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
     void retract(const Outgoing&) override {}
     std::uint32_t first_unseen(Rank, std::uint32_t sent) const override { return sent; }
@@ -26,8 +25,7 @@ protected:
     virtual void put_values(std::uint64_t at, std::uint32_t coords, Outgoing& out) const;
 
     const OpContext& context_;
-    const Seq seq_;
-    const Layout layout_;
+    const Plan plan_;
 
 private:
     const std::span<const float> bucket_;
@@ -37,7 +35,7 @@ class RawReduction : public Reduction {
 public:
     // `memory` holds one stride per rank: the peers' contributions, then the mean. Without memory all runs
     // are empty.
-    RawReduction(const OpContext& context, Seq seq, const Layout& layout, const Coding& gather, Block memory);
+    RawReduction(const OpContext& context, const Plan& plan, const Coding& gather, Block memory);
     static std::size_t floats(const Layout& layout) { return layout.shard_stride() * layout.ranks; }
 
     void enter(float* bucket_shard, const Coding&) override { bucket_shard_ = bucket_shard; }
@@ -50,7 +48,7 @@ public:
     void take_over(std::span<const Run> runs, float* bucket_shard) const override;
     void hand_back(bool needed) override;
 
-    std::size_t mean_floats() const override { return layout_.shard_stride(); }
+    std::size_t mean_floats() const override { return plan_.layout.shard_stride(); }
     void compact(Block smaller) override;
     bool compacted() const override { return mean_ == memory_.data(); }
     bool pooled() const override { return memory_.pooled(); }
@@ -69,7 +67,7 @@ protected:
     float* result() const { return bucket_shard_ ? bucket_shard_ : mean_; }
 
     const OpContext& context_;
-    const Layout layout_;
+    const Plan plan_;
     const Rank shard_;
     const std::uint32_t granules_;
     std::vector<const float*> sources_;  // scratch
@@ -99,13 +97,13 @@ bool RawReduction::reduce_runs(std::uint32_t first, std::uint32_t last,
         if (offer_.first < offer_.last && first < offer_.first) end = std::min(end, offer_.first);
         if (first < offer_.last) end = std::min(end, offer_.last);
         const float weight = find(arrived, first, end);
-        const std::uint32_t coords = layout_.coords(shard_, first, end);
+        const std::uint32_t coords = plan_.layout.coords(shard_, first, end);
         if (weight > 0 && coords > 0) {
             non_finite |= codec::mean_in_order(sources_, weight, coords, result() + first * kGranule);
-            energies_ += nominal_energies(coords, sources_.size(), layout_.ranks);
+            energies_ += nominal_energies(coords, sources_.size(), plan_.layout.ranks);
             runs.push_back({first, end, false});
         } else {
-            energies_ += nominal_energies(coords, 0, layout_.ranks);
+            energies_ += nominal_energies(coords, 0, plan_.layout.ranks);
             put_empty(first, end, runs);
         }
         if (first == offer_.first && end == offer_.last) offer_ = {};  // used up: nothing to save
@@ -116,8 +114,8 @@ bool RawReduction::reduce_runs(std::uint32_t first, std::uint32_t last,
 class RawMeans : public Means {
 public:
     // `memory` stands in for the bucket until the local rank enters.
-    RawMeans(const OpContext&, Seq, const Layout& layout, Block memory)
-        : layout_(layout), memory_(std::move(memory)), base_(memory_.data()) {}
+    RawMeans(const OpContext&, const Plan& plan, Block memory)
+        : plan_(plan), memory_(std::move(memory)), base_(memory_.data()) {}
 
     void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
@@ -126,7 +124,7 @@ public:
     void end(Rank own_shard, const std::vector<GranuleSet>& held) override;
 
 private:
-    const Layout layout_;
+    const Plan plan_;
     Block memory_;
     float* base_;
 };

@@ -116,30 +116,28 @@ protected:
 class Values {
 public:
     virtual ~Values() = default;
-    virtual std::unique_ptr<Contributions> contributions(const OpContext& context, Seq seq,
-                                                         const Layout& layout, const Coding& coding,
+    virtual std::unique_ptr<Contributions> contributions(const OpContext& context, const Plan& plan,
+                                                         const Coding& coding,
                                                          std::span<const float> bucket) = 0;
-    virtual std::unique_ptr<Reduction> reduction(const OpContext& context, Seq seq, const Layout& layout,
+    virtual std::unique_ptr<Reduction> reduction(const OpContext& context, const Plan& plan,
                                                  const Coding& gather, Block memory) = 0;
-    virtual std::unique_ptr<Means> means(const OpContext& context, Seq seq, const Layout& layout,
-                                         Block memory) = 0;
+    virtual std::unique_ptr<Means> means(const OpContext& context, const Plan& plan, Block memory) = 0;
 };
 
 template <typename ItsContributions, typename ItsReduction, typename ItsMeans>
 class ValuesOf final : public Values {
 public:
-    std::unique_ptr<Contributions> contributions(const OpContext& context, Seq seq, const Layout& layout,
+    std::unique_ptr<Contributions> contributions(const OpContext& context, const Plan& plan,
                                                  const Coding& coding,
                                                  std::span<const float> bucket) override {
-        return std::make_unique<ItsContributions>(context, seq, layout, coding, bucket);
+        return std::make_unique<ItsContributions>(context, plan, coding, bucket);
     }
-    std::unique_ptr<Reduction> reduction(const OpContext& context, Seq seq, const Layout& layout,
-                                         const Coding& gather, Block memory) override {
-        return std::make_unique<ItsReduction>(context, seq, layout, gather, std::move(memory));
+    std::unique_ptr<Reduction> reduction(const OpContext& context, const Plan& plan, const Coding& gather,
+                                         Block memory) override {
+        return std::make_unique<ItsReduction>(context, plan, gather, std::move(memory));
     }
-    std::unique_ptr<Means> means(const OpContext& context, Seq seq, const Layout& layout,
-                                 Block memory) override {
-        return std::make_unique<ItsMeans>(context, seq, layout, std::move(memory));
+    std::unique_ptr<Means> means(const OpContext& context, const Plan& plan, Block memory) override {
+        return std::make_unique<ItsMeans>(context, plan, std::move(memory));
     }
 };
 
