@@ -215,6 +215,8 @@ void bind_endpoints(nb::module_& m) {
         .def_rw("ops_by_rank", &SimSpec::ops_by_rank)
         .def_rw("resync_before", &SimSpec::resync_before)
         .def_rw("depth", &SimSpec::depth)
+        .def_rw("buckets", &SimSpec::buckets)
+        .def_rw("carry", &SimSpec::carry)
         .def_rw("decide", &SimSpec::decide, nb::arg().none())
         .def_rw("observe", &SimSpec::observe, nb::arg().none())
         .def_rw("record", &SimSpec::record)

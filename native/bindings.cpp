@@ -205,8 +205,8 @@ void bind_udp(nb::module_& m) {
         .def(
             "start",
             [](UdpLane& lane, Rank rank, Rank ranks, Rank rows, std::uint64_t seed, std::uint64_t group_tag,
-               Seq window_ops, int codec, bool resend, std::size_t pool_bytes, std::uint32_t window_bytes,
-               const Terms& terms, const std::vector<PeerSettings>& peers,
+               Seq window_ops, int codec, bool resend, bool carry, std::size_t pool_bytes,
+               std::uint32_t window_bytes, const Terms& terms, const std::vector<PeerSettings>& peers,
                const std::vector<IpAndPort>& addresses, const std::vector<std::vector<IpAndPort>>& sources,
                const std::vector<Rank>& members, const std::optional<PeerSettings>& group_path) {
                 const bool fit = std::all_of(members.begin(), members.end(),
@@ -223,6 +223,7 @@ void bind_udp(nb::module_& m) {
                 settings.window_ops = window_ops;
                 settings.codec = static_cast<wire::Codec>(codec);
                 settings.resend = resend;
+                settings.carry = carry;
                 settings.pool_bytes = pool_bytes;
                 settings.window_bytes = window_bytes;
                 settings.terms = terms;
@@ -231,18 +232,20 @@ void bind_udp(nb::module_& m) {
                 lane.start(settings, peers, addresses_of(addresses), std::move(from));
             },
             "rank"_a, "ranks"_a, "rows"_a, "seed"_a, "group_tag"_a, "window_ops"_a, "codec"_a, "resend"_a,
-            "pool_bytes"_a, "window_bytes"_a, "terms"_a, "peers"_a, "addresses"_a, "sources"_a,
+            "carry"_a, "pool_bytes"_a, "window_bytes"_a, "terms"_a, "peers"_a, "addresses"_a, "sources"_a,
             "members"_a = std::vector<Rank>{}, "group_path"_a = nb::none(),
             nb::call_guard<nb::gil_scoped_release>())
         .def(
             "submit",
-            [](UdpLane& lane, const Bucket& bucket, Terms terms, std::uint32_t key) {
+            [](UdpLane& lane, const Bucket& bucket, Terms terms, std::uint32_t key,
+               std::uint16_t loss_scale_tag) {
                 const auto values = span_of(bucket);
                 terms.key = key;
+                terms.loss_scale_tag = loss_scale_tag;
                 const nb::gil_scoped_release release;
                 return lane.submit(values, terms);
             },
-            "bucket"_a, "terms"_a, "key"_a = 0)
+            "bucket"_a, "terms"_a, "key"_a = 0, "loss_scale_tag"_a = 0)
         .def(
             "wait",
             [](UdpLane& lane, Ticket ticket, Duration timeout_ns) {
@@ -254,7 +257,19 @@ void bind_udp(nb::module_& m) {
             "ticket"_a, "timeout_ns"_a)
         .def("drop_report", &UdpLane::drop_report, "ticket"_a, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("failure", &UdpLane::failure, nb::call_guard<nb::gil_scoped_release>())
-        .def("resynced", &UdpLane::resynced, nb::call_guard<nb::gil_scoped_release>())
+        .def("resynced", [](UdpLane& lane) { lane.notify([](Core& core) { core.resynced(); }); })
+        .def(
+            "skipped",
+            [](UdpLane& lane, Seq first_seq, Seq last_seq) {
+                lane.notify([=](Core& core) { core.skipped(first_seq, last_seq + 1); });
+            },
+            "first_seq"_a, "last_seq"_a)
+        .def(
+            "forget",
+            [](UdpLane& lane, std::uint32_t key, std::uint64_t first, std::uint64_t count) {
+                lane.notify([=](Core& core) { core.forget(key, first, first + count); });
+            },
+            "key"_a, "first"_a, "count"_a)
         .def("close", &UdpLane::close, "linger_ns"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("join", &UdpLane::join, "timeout_ns"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("stats",

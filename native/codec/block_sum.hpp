@@ -22,6 +22,11 @@ public:
         return weight_ > 0 ? static_cast<double>(block_len) / weight_ : 0;
     }
 
+    // The same if what did not come is not to be made up for.
+    double unbiasing() const { return weight_ > 0 ? static_cast<double>(coords_) / weight_ : 0; }
+    // Decoded values were multiplied by this power of two; 0: nothing came.
+    float shift() const { return shift_; }
+
     // The block's energy, estimated from the σ of the packets that came, and the error of
     // rotate_back_bounded() caused by trimming and by loss. The error caused by the number of planes sent is
     // not included.

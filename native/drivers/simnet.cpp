@@ -88,6 +88,7 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
         credit_window_bytes(spec.socket_buffer_bytes, senders_to_one(spec.ranks, spec.rows));
     settings.codec = spec.codec;
     settings.resend = spec.resend;
+    settings.carry = spec.carry;
     settings.first_seq = spec.first_seq;
     settings.record_fates = spec.record;
     settings.elided = spec.elided;
@@ -219,8 +220,9 @@ void Sim::enter(Rank rank) {
     const Seq op = host.entered++;
     const std::span<float> bucket = buckets_[op][rank];
     const auto length = static_cast<std::uint32_t>(bucket.size());
-    host.core->submit(now(), op, bucket,
-                      spec_.decide ? spec_.decide(rank, now(), length) : fixed_terms(rank));
+    Terms terms = spec_.decide ? spec_.decide(rank, now(), length) : fixed_terms(rank);
+    if (spec_.buckets > 0) terms.key = 1 + op % spec_.buckets;
+    host.core->submit(now(), op, bucket, terms);
 }
 
 // Called after anything has happened to a rank: sends what it wants to send, takes its reports and sets its

@@ -92,9 +92,9 @@ Ticket UdpLane::submit(std::span<float> bucket, const Terms& terms) {
     return ticket;
 }
 
-void UdpLane::resynced() {
+void UdpLane::notify(std::function<void(Core&)> notice) {
     const std::lock_guard lock(shared_->mutex);
-    shared_->resynced = true;  // read with the next submission, the first one that it can affect
+    shared_->notices.push_back(std::move(notice));
 }
 
 bool UdpLane::wait(Ticket ticket, Duration timeout, OpReport& report) {
@@ -223,14 +223,16 @@ void UdpLane::serve() {
 
 void UdpLane::take_commands() {
     std::vector<Submission> submissions;
+    std::vector<std::function<void(Core&)>> notices;
     Duration linger;
     {
         const std::lock_guard lock(shared_->mutex);
         if (shared_->submissions.empty() && !shared_->close_changed) return;
         submissions.swap(shared_->submissions);
         linger = std::exchange(shared_->close_changed, false) ? shared_->close_linger : -1;
-        if (std::exchange(shared_->resynced, false)) core_->resynced();
+        notices.swap(shared_->notices);
     }
+    for (const auto& notice : notices) notice(*core_);
     const Time now = clock_now();
     for (const Submission& submission : submissions)
         core_->submit(now, submission.ticket, submission.bucket, submission.terms);

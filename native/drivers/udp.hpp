@@ -7,6 +7,7 @@
 #include <array>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -59,7 +60,8 @@ public:
 
     // The bucket must stay valid until its report is there.
     Ticket submit(std::span<float> bucket, const Terms& terms);
-    void resynced();
+    // Takes effect before the next submission, which is the first op that it can affect.
+    void notify(std::function<void(Core&)> notice);
     // Blocks for at most `timeout`. The report stays until drop_report(), so that a caller that is interrupted can
     // ask again.
     bool wait(Ticket ticket, Duration timeout, OpReport& report);
@@ -119,11 +121,12 @@ private:
         std::mutex mutex;  // guards the whole struct
         std::condition_variable reported;
         std::vector<Submission> submissions;
+        std::vector<std::function<void(Core&)>> notices;
         std::unordered_map<Ticket, OpReport> reports;
         LaneStats stats;
         Ticket next_ticket = 1;
         Duration close_linger = -1;  // < 0: stay open
-        bool close_changed = false, resynced = false, asleep = false, ended = false;
+        bool close_changed = false, asleep = false, ended = false;
         std::array<char, 256> failure{};  // not allocated: it may say that there is no memory
     };
     std::unique_ptr<Shared> shared_ = std::make_unique<Shared>();

@@ -23,7 +23,12 @@ public:
 
     // The local rank enters its next op. The bucket must stay valid until the report of `ticket`.
     virtual void submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) = 0;
-    virtual void resynced() = 0;       // its state was copied from a peer: it contributes again
+    // Between ops, what the local rank has done with the results. It decides what is carried (rules 9 and 10).
+    virtual void
+    resynced() = 0;  // all replicas were made equal: it contributes again, and nothing is pending
+    virtual void skipped(Seq from, Seq until) = 0;  // nobody has applied the results of these ops
+    // These coordinates of a bucket are copied from their owner: nothing that is late is added to them.
+    virtual void forget(std::uint32_t key, std::uint64_t first, std::uint64_t last) = 0;
     virtual void say_goodbye() = 0;    // enter no more ops, go on serving
     virtual void abort(Time now) = 0;  // end the ops in flight with what has arrived
     virtual void leave() = 0;          // the last word: what has not been sent by now never will be

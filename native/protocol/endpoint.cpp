@@ -22,8 +22,9 @@ Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& pe
       accounts_(settings.shape.ranks, links_),
       pools_(settings_, roster_, links_),
       values_(std::move(values)),
+      carry_(settings.carry, settings.window_ops, accounts_.counters),
       context_(settings.shape, settings.codec, Links::limits(settings, peers), settings.elided, roster_,
-               links_.audience, memory_, *values_, scratch_),
+               links_.audience, memory_, *values_, carry_, scratch_),
       ops_(settings_, context_, roster_, links_, pools_, accounts_, listener),
       outbox_(settings_, roster_, ops_, links_, pools_, accounts_) {}
 
@@ -157,10 +158,11 @@ void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std
 
     // An op that is over is never begun anew: its mean would differ from the one already sent.
     if (ops_.over(header)) {
-        accounts_.note_late(now, header, payload.size());
-        if (header.stage() == wire::Stage::kGather) return;
-        outbox_.answer(header.source);  // tells the source how far the group is
-        return accounts_.reject(wire::Reject::kLate);
+        const auto reason = ops_.note_late(now, header, payload);
+        if (header.stage() == wire::Stage::kScatter)
+            outbox_.answer(header.source);  // tells the source how far the group is
+        if (reason) accounts_.reject(*reason);
+        return;
     }
     if (header.seq >= ops_.next_seq() && header.seq - ops_.next_seq() >= settings_.window_ops)
         return accounts_.reject(wire::Reject::kSeq);

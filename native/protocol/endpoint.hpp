@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "protocol/carry/carry.hpp"
 #include "protocol/core.hpp"
 #include "protocol/ops/memory.hpp"
 #include "protocol/ops/ops.hpp"
@@ -33,6 +34,10 @@ public:
 
     void submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) override;
     void resynced() override { ops_.resynced(); }
+    void skipped(Seq from, Seq until) override { carry_.skip(from, until); }
+    void forget(std::uint32_t key, std::uint64_t first, std::uint64_t last) override {
+        carry_.forget_means(key, first, last);
+    }
     void say_goodbye() override;
     void abort(Time now) override;
     void leave() override;
@@ -78,6 +83,7 @@ private:
     Accounts accounts_;
     PeerPools pools_;
     const std::unique_ptr<Values> values_;
+    Carry carry_;
     Scratch scratch_;
     const OpContext context_;
     Ops ops_;

@@ -87,6 +87,8 @@ class Report:
     traffic: Traffic = NO_TRAFFIC
     late: tuple[LateCompletion, ...] = ()
     """Stages of earlier ops that have turned out complete since the last report."""
+    carried_coords: int = 0
+    """Coordinates of this result to which a mean was added that had come too late for an earlier op (docs/late.md)."""
     late_coords: int = 0
     """Coordinates of the previous op whose means came after its end and before the end of this one."""
     lr_scale: LrScale | None = None
@@ -187,6 +189,7 @@ def _from_native(
         members=members,
         traffic=native.traffic,
         late=native.late,
+        carried_coords=native.carried_coords,
         late_coords=native.late_coords,
         lr_scale=_announced(native.lr_scale),
         column=tuple([_from_native(op, column) for op in native.column if op.status in _RESULTS]),

@@ -59,6 +59,17 @@ class Stats:
     """Means evicted before a late peer had fetched them: the window or the pool was too small."""
     evicted_shards: int = 0
     """Shards evicted in ops that this rank had not entered yet, because the pool was too small."""
+    carried_contributions: int = 0
+    """Coordinates of contributions that came too late for their op and entered a later mean of this rank
+    (docs/late.md)."""
+    carried_means: int = 0
+    """Coordinates of means that came too late for their op and were added to a later result."""
+    dropped_late_coords: int = 0
+    """Coordinates that came too late and could not be carried any more."""
+    evicted_late: int = 0
+    """Ops whose late parts were given up because ``Config.pool_bytes`` was used up."""
+    split_verdicts: int = 0
+    """Ops that others skipped for an Inf or a NaN, of which this rank learned only after it had applied its result."""
     uncorrected_packets: int = 0
     """Packets received that a switch had trimmed without correcting their lengths."""
     contributing: bool = True

@@ -134,10 +134,6 @@ class ElidedPartContributions final : public PartContributions {
 public:
     using PartContributions::PartContributions;
 
-    std::uint32_t first_unseen(Rank shard, std::uint32_t) const override {
-        return plan_.layout.granules(shard);
-    }
-
 private:
     void code(Rank shard, CodedStripe& coded) override {
         const auto& spans = coded.stripe.blocks;
@@ -203,9 +199,10 @@ class ElidedPartMeans final : public PartMeans {
 public:
     using PartMeans::PartMeans;
 
-    void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+    bool place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override {
         note_packet(header, first, last, std::max(1, codec::cut_of(codec::head_of(header), payload).bits));
+        return true;
     }
 };
 

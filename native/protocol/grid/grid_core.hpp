@@ -34,6 +34,8 @@ public:
     // Ranks are those of the whole group, in reports those of the row.
     void submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) override;
     void resynced() override { row_.resynced(); }
+    void skipped(Seq, Seq) override {}  // grids do not carry
+    void forget(std::uint32_t, std::uint64_t, std::uint64_t) override {}
     void say_goodbye() override;
     void abort(Time now) override;
     void leave() override;

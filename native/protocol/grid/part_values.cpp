@@ -131,11 +131,6 @@ void PartContributions::retract(const Outgoing& out) {
     coded_[out.header.shard] = std::static_pointer_cast<const CodedStripe>(out.keeper);
 }
 
-std::uint32_t PartContributions::first_unseen(Rank shard, std::uint32_t sent) const {
-    return sent < steps(shard) ? order(shard).first_granule(stripe_of_step(shard, sent))
-                               : plan_.layout.granules(shard);
-}
-
 // ---- the mean ---------------------------------------------------------------------------------------------
 
 void PartReduction::offer(const wire::Header& header, std::uint32_t first, std::uint32_t,
@@ -222,15 +217,16 @@ PartMeans::PartMeans(ColumnOps& ops, const OpContext& context, const Plan& plan,
     early_.slots = std::move(memory);
 }
 
-void PartMeans::place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+bool PartMeans::place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                       std::span<const std::byte> payload) {
     if (plan_.layout.bucket_len % kGranule != 0)
-        return;  // no row has such a shard, and there may be no room for it
+        return true;  // no row has such a shard, and there may be no room for it
     const codec::PlanesHead head = codec::head_of(header);
     const int planes = std::max(1, codec::cut_of(head, payload).bits);  // those that came whole
     const std::uint64_t at = plan_.layout.begin(header.shard) / kGranule + first;
     note_packet(header, first, last, planes);
     mean_->packets.back().head = codec::slice(head, payload, 0, last - first, planes, slot_of(*mean_, at));
+    return true;
 }
 
 void PartMeans::note_packet(const wire::Header& header, std::uint32_t first, std::uint32_t last, int planes) {
@@ -245,7 +241,7 @@ void PartMeans::note_packet(const wire::Header& header, std::uint32_t first, std
 }
 
 // From now on the mean belongs to the grid, which looks at it when the op has ended.
-void PartMeans::enter(std::span<float>, const std::vector<GranuleSet>&) {
+void PartMeans::enter(std::span<float>, const std::vector<GranuleSet>&, bool) {
     early_.slots.leave_pool();
     if (!early_.slots)
         early_.slots = context_.memory.take(codec::Blocks(plan_.layout.bucket_len).padded() / kGranule *
@@ -254,9 +250,9 @@ void PartMeans::enter(std::span<float>, const std::vector<GranuleSet>&) {
     *mean_ = std::move(early_);
 }
 
-void PartMeans::end(Rank own_shard, const std::vector<GranuleSet>& held) {
+void PartMeans::end(const StandIn&, std::vector<GranuleSet>&, const std::vector<GranuleSet>& held) {
     for (Rank shard = 0; shard < plan_.layout.ranks; ++shard) {
-        if (shard == own_shard || plan_.layout.length(shard) == 0) continue;
+        if (shard == plan_.own_shard() || plan_.layout.length(shard) == 0) continue;
         const std::uint32_t all = plan_.layout.granules(shard), came = held[shard].count(0, all);
         energies_.received_coords += static_cast<double>(came) * kGranule;
         energies_.unseen_coords += static_cast<double>(all - came) * kGranule;

@@ -21,7 +21,6 @@ public:
     std::uint32_t steps(Rank shard) const override { return first_steps_[shard].back(); }
     bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
     void retract(const Outgoing& out) override;
-    std::uint32_t first_unseen(Rank shard, std::uint32_t sent) const override;
 
 protected:
     // Packets on their way out keep it alive.
@@ -76,11 +75,12 @@ public:
     // `memory`: room for the mean, until the op is entered.
     PartMeans(ColumnOps& ops, const OpContext& context, const Plan& plan, Block memory);
 
-    void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+    bool place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
     void note_answers(Rank, std::uint32_t, std::uint32_t, const GranuleSet&, const GranuleSet&) override {}
-    void enter(std::span<float> bucket, const std::vector<GranuleSet>& held) override;
-    void end(Rank own_shard, const std::vector<GranuleSet>& held) override;
+    void enter(std::span<float> bucket, const std::vector<GranuleSet>& held, bool own) override;
+    void end(const StandIn& stand_in, std::vector<GranuleSet>& answered,
+             const std::vector<GranuleSet>& held) override;
 
 protected:
     // Granules [first, last) of the header's shard, with so many planes.

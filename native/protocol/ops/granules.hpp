@@ -19,6 +19,12 @@ public:
             return true;
         });
     }
+    void clear(std::uint32_t first, std::uint32_t last) {
+        each_word(first, last, [&](std::uint32_t w, std::uint64_t mask) {
+            words_[w] &= ~mask;
+            return true;
+        });
+    }
     bool any(std::uint32_t first, std::uint32_t last) const {
         return !each_word(first, last,
                           [&](std::uint32_t w, std::uint64_t mask) { return !(words_[w] & mask); });
@@ -38,6 +44,15 @@ public:
     void keep_only(const GranuleSet& other) {
         for (std::size_t w = 0; w < words_.size(); ++w) words_[w] &= other.words_[w];
     }
+    void operator|=(const GranuleSet& other) {
+        for (std::size_t w = 0; w < words_.size(); ++w) words_[w] |= other.words_[w];
+    }
+    void remove(const GranuleSet& other) {
+        for (std::size_t w = 0; w < words_.size(); ++w) words_[w] &= ~other.words_[w];
+    }
+    bool none() const {
+        return std::all_of(words_.begin(), words_.end(), [](std::uint64_t word) { return word == 0; });
+    }
     bool test(std::uint32_t g) const { return words_[g / 64] >> (g % 64) & 1; }
 
     // The end of the run that begins with `first` and in which all granules are in the set, or all are not.
@@ -47,6 +62,15 @@ public:
             if (const std::uint64_t other = (words_[at / 64] ^ same) >> (at % 64))
                 return std::min(last, at + static_cast<std::uint32_t>(std::countr_zero(other)));
         return last;
+    }
+
+    // Visits the runs of [first, last) whose granules are in the set.
+    template <typename Visit>
+    void each_run(std::uint32_t first, std::uint32_t last, Visit visit) const {
+        for (std::uint32_t end; first < last; first = end) {
+            end = run_end(first, last);
+            if (test(first)) visit(first, end);
+        }
     }
 
 private:

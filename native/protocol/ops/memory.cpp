@@ -20,6 +20,14 @@ void Block::leave_pool() {
     pooled_ = false;
 }
 
+bool Block::join_pool() {
+    if (pooled_ || !home_) return true;
+    if (home_->pool_used_ + floats_ > home_->pool_) return false;
+    home_->pool_used_ += floats_;
+    pooled_ = true;
+    return true;
+}
+
 Block Memory::take_pool(std::size_t floats) {
     return pool_used_ + rounded(floats) <= pool_ ? allocate(rounded(floats), true) : Block{};
 }

@@ -31,6 +31,7 @@ public:
     float* data() const { return data_; }
     explicit operator bool() const { return data_ != nullptr; }
     void leave_pool();  // charged to what is in flight from now on
+    bool join_pool();   // charged to the pool from now on; false, and nothing changes, if that has no room
     bool pooled() const { return pooled_; }
 
 private:

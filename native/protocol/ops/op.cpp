@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "codec/raw.hpp"
+#include "protocol/carry/carry.hpp"
 
 namespace tailcut {
 namespace {
@@ -19,13 +19,14 @@ Op::Op(const OpContext& context, const Plan& plan, const Coding& gather)
       plan_(plan),
       gather_(gather),
       sent_(shape_.ranks),
-      steps_(shape_.ranks) {
+      steps_(shape_.ranks),
+      late_steps_(shape_.ranks),
+      end_due_(shape_.ranks) {
     for (Rank shard = 0; shard < shape_.ranks; ++shard) total_granules_ += plan_.layout.granules(shard);
 }
 
 void Op::own(Block memory) {
-    owned_.emplace(context_, plan_.layout.granules(own_shard()),
-                   context_.values.reduction(context_, plan_, gather_, std::move(memory)));
+    owned_.emplace(context_, plan_, context_.values.reduction(context_, plan_, gather_, std::move(memory)));
 }
 
 void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing) {
@@ -40,22 +41,30 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
     entered_at_ = now;
     deadline_ = now + terms.bounds.deadline;
     loss_scale_tag_ = terms.loss_scale_tag;
+    owned_->set_loss_scale_tag(loss_scale_tag_);
     report_.ticket = ticket;
     if (!holds()) hold({});
-    means_->enter(now, bucket);
     contributions_ = context_.values.contributions(context_, plan_, scatter_, bucket);
     for (Rank peer = 0; peer < shape_.ranks; ++peer)
         if (peer != shape_.self) steps_[peer] = contributions_->steps(plan_.shard_of(peer));
+    for (Rank shard = 0; carrying() && shard < shape_.ranks; ++shard)  // the means that are here overwrite it
+        means_->held(shard).each_run(
+            0, plan_.layout.granules(shard),
+            [&](std::uint32_t first, std::uint32_t last) { contributions_->keep(shard, first, last); });
+    means_->loss_scale_tag = loss_scale_tag_;
+    means_->enter(now, bucket, contributing);
     owned_->enter(now, bucket.data() + plan_.layout.begin(own_shard()), contributing, gather_);
 }
 
 std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
                                         std::span<const std::byte> payload, Time source_entered_at) {
-    non_finite_.hear(header);
+    if (!entered_) owned_->set_loss_scale_tag(header.loss_scale_tag);
     owned_->note_entry(header.source, source_entered_at);
     if (header.empty()) {
-        if (owned_->abstained(header.source)) return wire::Reject::kDuplicate;
-        if (header.flags & wire::kOver)
+        const bool over = header.flags & wire::kOver;
+        if (over ? owned_->has_ended(header.source) : owned_->abstained(header.source))
+            return wire::Reject::kDuplicate;
+        if (over)
             owned_->peer_ended(header.source, now);
         else
             owned_->abstain(header.source, now);
@@ -69,9 +78,13 @@ std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
 
 std::optional<wire::Reject> Op::gather(Time now, const wire::Header& header,
                                        std::span<const std::byte> payload) {
+    if (entered_ && carrying() && !header.empty()) {
+        const std::uint32_t first = header.first / kGranule;
+        contributions_->keep(header.shard, first, first + (header.count + kGranule - 1) / kGranule);
+    }
     const auto reason = means_->place(now, header, payload);
     if (reason) return reason;
-    non_finite_.hear(header);
+    verdict_ |= (header.flags & wire::kVerdict) != 0;
     report_.traffic.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
     return std::nullopt;
 }
@@ -92,7 +105,7 @@ void Op::evict(Time now) {
 
 void Op::reduce_more(bool non_finite) {
     if (owned_->reduced()) return;
-    non_finite_.note(non_finite);
+    verdict_ |= non_finite;
     owned_->reduce_more();
 }
 
@@ -131,16 +144,37 @@ bool Op::next_packet(Time now, Destination to, Outgoing& out) {
 
 bool Op::next_late(Time now, Rank peer, Outgoing& out) {
     out = {};
-    if (!late(peer)) return false;
-    next_mean(peer, owned_->late(peer), out);
-    complete_header(now, peer, out);
-    return true;
+    out.late = true;
+    auto& steps = late_steps_[peer];
+    bool found = false;
+    if (!steps.empty()) {
+        found = put_contribution(peer, steps.front().first, out);
+        if (steps.front().first >= steps.front().last) steps.pop_front();
+    } else if (owned_) {
+        found = next_mean(peer, owned_->late(peer), out);
+    }
+    if (found) complete_header(now, peer, out);
+    return found;
+}
+
+// Puts the packet at this step, whether or not the owner has answered, and advances it.
+bool Op::put_contribution(Rank peer, std::uint32_t& step, Outgoing& out) {
+    const Rank shard = plan_.shard_of(peer);
+    out.header.shard = shard;
+    out.parcel.first = step;
+    return contributions_->next(shard, GranuleSet(plan_.layout.granules(shard)), step, out);
+}
+
+Op::Again Op::again(Rank peer, const Parcel& parcel) const {
+    const bool gather = parcel.stage == wire::Stage::kGather;
+    const bool over = gather ? owned_->has_ended(peer) : ended_ && !parcel.empty;
+    if (!over) return Again::kNow;
+    return context_.carries(plan_) ? Again::kLate : Again::kNever;
 }
 
 bool Op::repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out) {
     out = {};
     if (parcel.stage == wire::Stage::kGather) {
-        if (owned_->has_ended(peer)) return false;
         put_mean(peer, {parcel.first, parcel.first + parcel.granules, parcel.empty}, out);
     } else if (parcel.empty) {
         put_end(peer, out);
@@ -148,7 +182,11 @@ bool Op::repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out) {
         const Rank shard = plan_.shard_of(peer);
         std::uint32_t step = parcel.first;
         out.header.shard = shard;
-        if (ended_ || !contributions_->next(shard, means_->answered(shard), step, out)) return false;
+        if (!ended_ && !contributions_->next(shard, means_->answered(shard), step, out)) {
+            if (carrying()) late_steps_[peer].push_back({parcel.first, parcel.first + 1});
+            return false;
+        }
+        if (ended_ && !(contributions_ && put_contribution(peer, step, out))) return false;
     }
     if (parcel.last_part) out.header.flags |= wire::kLastPart;
     complete_header(now, peer, out);
@@ -171,7 +209,8 @@ void Op::complete_header(Time now, Destination to, Outgoing& out) const {
         out.header.entry_us = static_cast<std::uint32_t>(
             std::min<Duration>((now - entered_at_) / kMicrosecond, wire::kNotEntered - 1));
     out.header.loss_scale_tag = loss_scale_tag_;
-    non_finite_.mark(out.header, owned_ && owned_->non_finite());
+    if (out.header.stage() == wire::Stage::kGather && non_finite())
+        out.header.flags |= wire::kNonFinite | wire::kVerdict;
 }
 
 bool Op::pending(Destination to) const { return (owned_ && owned_->pending(to)) || unsent(to); }
@@ -183,10 +222,7 @@ bool Op::next_mean(Destination to, const std::optional<Run>& run, Outgoing& out)
     owned_->advance(to, granules);
     out.parcel.first = run->first;
     out.parcel.granules = granules;
-    if (!owned_->sent_all(to)) return true;
-    out.header.flags |= wire::kLastPart;
-    // Rule 10: the last packet of the own mean must say whether the own bucket holds an Inf or a NaN.
-    if (entered_ && !ended_) search_bucket();
+    if (owned_->sent_all(to)) out.header.flags |= wire::kLastPart;
     return true;
 }
 
@@ -209,20 +245,22 @@ bool Op::next_contribution(Rank peer, Outgoing& out) {
     const Rank shard = plan_.shard_of(peer);
     std::uint32_t& sent = sent_[peer];
     out.rewind = {0, sent};
-    const bool empty = ended_ || !contributing_ || plan_.layout.length(shard) == 0;
-    if (empty && unsent(peer)) {
+    if (unsent(peer) && (ended_ || !contributes_to(peer))) {
         put_end(peer, out);
         sent = steps_[peer];
+        end_due_[peer] = false;
         return true;
     }
-    out.header.shard = shard;
     while (unsent(peer)) {
-        out.rewind = {0, sent};
-        out.parcel.first = sent;
-        if (!contributions_->next(shard, means_->answered(shard), sent, out)) continue;
-        if (!unsent(peer)) out.header.flags |= wire::kLastPart;
-        non_finite_.hear(out.header);
-        return true;
+        const std::uint32_t step = sent;
+        out.header.shard = shard;
+        out.rewind = {0, step};
+        out.parcel.first = step;
+        if (contributions_->next(shard, means_->answered(shard), sent, out)) {
+            if (!unsent(peer)) out.header.flags |= wire::kLastPart;
+            return true;
+        }
+        if (carrying()) late_steps_[peer].push_back({step, sent});
     }
     return false;
 }
@@ -235,50 +273,69 @@ void Op::put_end(Rank peer, Outgoing& out) {
 
 void Op::retract(const Outgoing& out) {
     if (out.again) return;
+    const Rank peer = out.to.is_everybody() ? shape_.self : out.to.rank();
     if (out.header.stage() == wire::Stage::kGather) {
         owned_->rewind(out.to, out.rewind);
+    } else if (ended_ && out.header.empty()) {
+        end_due_[peer] = true;
+    } else if (out.late) {
+        late_steps_[peer].push_front({out.parcel.first, out.parcel.first + 1});
     } else {
-        sent_[out.to.rank()] = out.rewind.granule;
+        sent_[peer] = out.rewind.granule;
         if (contributions_) contributions_->retract(out);
     }
 }
 
-void Op::search_bucket() {
-    non_finite_.search_once([&] {
-        for (Rank peer = 0; contributing_ && peer < shape_.ranks; ++peer) {
-            if (peer == shape_.self) continue;  // the own shard's values show in its mean
-            const Rank shard = plan_.shard_of(peer);
-            const std::uint32_t seen =
-                plan_.layout.coords(shard, 0, contributions_->first_unseen(shard, sent_[peer]));
-            if (codec::has_non_finite(
-                    bucket_.subspan(plan_.layout.begin(shard) + seen, plan_.layout.length(shard) - seen)))
-                return true;
-        }
-        return false;
-    });
-}
-
 OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool record_fates) {
+    const bool carried = context_.carries(plan_) && !is_error(status) && status != Status::kBehind;
     owned_->leave_rest_empty();
     owned_->hand_back(awaited);
-    search_bucket();
-    means_->end();
     report_.energies = contributions_->energies();
-    contributions_.reset();
-    if (non_finite()) NonFinite::put_into(bucket_);
+    end_contributions(carried);
+    StandIn stand_in;
+    if (carried) stand_in = {true, contributing_ ? context_.carry.stand_in_share(plan_) : 0};
+    means_->end(stand_in);
+    ended_ = true;
+    if (carried) end_carrying();
+    if (non_finite() && !bucket_.empty()) bucket_[0] = std::numeric_limits<float>::quiet_NaN();
     if (status == Status::kBehind) {  // a rank whose parameters are old applies no mean
         if (!context_.elided) std::fill(bucket_.begin(), bucket_.end(), 0.0f);
         means_->drop();
     }
-    ended_ = true;
     // Owners whose whole mean we have need no word from us; the others are told that we have ended the op.
-    for (Rank peer = 0; peer < shape_.ranks; ++peer) {
-        const Rank shard = plan_.shard_of(peer);
-        sent_[peer] = means_->has_all(shard) ? steps_[peer] : 0;
-    }
+    for (Rank peer = 0; peer < shape_.ranks; ++peer)
+        end_due_[peer] = peer != shape_.self && !means_->has_all(plan_.shard_of(peer));
     fill_report(now, status, ending);
     if (record_fates) this->record_fates(status);
     return std::move(report_);
+}
+
+// What has not been sent is late from now on, if it is carried at all.
+void Op::end_contributions(bool carried) {
+    for (Rank peer = 0; peer < shape_.ranks; ++peer) {
+        const std::uint32_t first = std::exchange(sent_[peer], steps_[peer]);
+        if (!carried || peer == shape_.self || !contributes_to(peer)) continue;
+        if (first < steps_[peer]) late_steps_[peer].push_back({first, steps_[peer]});
+    }
+    if (carried && contributing_) {
+        if (contributions_->keep_rest()) return;
+        context_.carry.note_eviction();
+    }
+    drop_late_contributions();
+}
+
+void Op::drop_late_contributions() {
+    contributions_.reset();
+    for (auto& steps : late_steps_) steps.clear();
+}
+
+// Rule 9: what came late for earlier ops of the bucket is added to the result, unless nobody will apply that.
+void Op::end_carrying() {
+    context_.carry.learn(plan_, means_->correlation());
+    if (non_finite())
+        context_.carry.give_back(plan_.seq);
+    else
+        report_.carried_coords = context_.carry.add_means(plan_, loss_scale_tag_, bucket_);
 }
 
 }  // namespace tailcut

@@ -4,13 +4,13 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "protocol/ops/layout.hpp"
-#include "protocol/ops/non_finite.hpp"
 #include "protocol/ops/owned_shard.hpp"
 #include "protocol/ops/ownership.hpp"
 #include "protocol/ops/received_means.hpp"
@@ -85,24 +85,44 @@ public:
     Reduction& reduction() { return owned_->values(); }
     void reduce_more(bool non_finite);
     bool reduced() const { return !owned_ || owned_->reduced(); }
-    bool non_finite() const { return non_finite_.met() || (owned_ && owned_->non_finite()); }
+    // Rule 10: whether an owner has accepted a contribution with an Inf or a NaN, as far as was heard.
+    bool non_finite() const { return verdict_ || (owned_ && owned_->non_finite()); }
     // When the clock ends the op for the local rank, and by which rule.
     StageEnd end_at() const;
 
-    // Ends the op for the caller. The own shard must be closed. What did not come is zero, and the bucket is
+    // Ends the op for the caller. The own shard must be closed. What did not come is filled in, and the bucket is
     // not touched afterwards. `awaited`: some of the own mean may have to be sent again.
     OpReport end(Time now, Status status, Ending ending, bool awaited, bool record_fates);
+    // After the end: what may still come is kept elsewhere.
+    ReceivedMeans take_means() {
+        ReceivedMeans means = std::move(*means_);
+        means_.reset();
+        return means;
+    }
+
+    // After the end: what was not delivered of the contribution is not sent any more.
+    void drop_late_contributions();
 
     // The next packet to send; contributions come before means.
     bool next_packet(Time now, Destination to, Outgoing& out);
-    // Rule 9: the next packet of the mean for a peer that has ended the op.
+    // Rule 9: the next packet that comes too late for this op: of a contribution that the owner has closed without, or
+    // of the mean for a peer that has ended the op.
     bool next_late(Time now, Rank peer, Outgoing& out);
-    bool late(Rank peer) const { return owned_ && owned_->late(peer); }
+    bool owes_late(Rank peer) const { return !late_steps_[peer].empty() || (owned_ && owned_->late(peer)); }
+    // What is to be done with a lost packet.
+    enum class Again { kNow, kLate, kNever };
+    Again again(Rank peer, const Parcel& parcel) const;
     // Makes a lost packet again; false if it is of no use any more.
     bool repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out);
+    // The peer has received a packet of our contribution.
+    void note_delivered(Rank peer, const Parcel& parcel) {
+        if (contributions_ && !parcel.empty)
+            contributions_->note_delivered(plan_.shard_of(peer), parcel.first);
+    }
     void retract(const Outgoing& out);
     bool pending(Destination to) const;
     bool owes(Rank peer) const { return unsent(peer); }  // some of our contribution to its shard
+    // Nothing is left to be sent in time.
     bool served(Destination to) const { return (!owned_ || owned_->served(to)) && !unsent(to); }
     Audience::Set covered() const { return owned_ ? owned_->covered() : Audience::Set{}; }
     void serve_apart(Rank peer) {
@@ -126,18 +146,30 @@ public:
     }
 
 private:
-    bool unsent(Destination to) const { return !to.is_everybody() && sent_[to.rank()] < steps_[to.rank()]; }
+    struct Steps {
+        std::uint32_t first, last;
+    };
+    // Whether what comes too late from this rank is still of use.
+    bool carrying() const { return contributing_ && context_.carries(plan_); }
+    bool unsent(Destination to) const {
+        return !to.is_everybody() && (sent_[to.rank()] < steps_[to.rank()] || end_due_[to.rank()]);
+    }
+    bool contributes_to(Rank peer) const {
+        return contributing_ && plan_.layout.length(plan_.shard_of(peer)) > 0;
+    }
     bool next_mean(Destination to, const std::optional<Run>& run, Outgoing& out);
     bool next_contribution(Rank peer, Outgoing& out);
     std::uint32_t put_mean(Destination to, const Run& run, Outgoing& out);
+    bool put_contribution(Rank peer, std::uint32_t& step, Outgoing& out);
     void put_end(Rank peer, Outgoing& out);
+    void end_contributions(bool carried);
+    void end_carrying();
     void complete_header(Time now, Destination to, Outgoing& out) const;
     Time gathered_at() const;
     void fill_report(Time now, Status status, Ending ending);
     void fill_links();
     SinceEntry since_entry(Time at) const { return at < 0 ? SinceEntry() : at - entered_at_; }
     void record_fates(Status status);
-    void search_bucket();
 
     const OpContext& context_;
     const Shape& shape_;
@@ -153,14 +185,16 @@ private:
     std::uint16_t loss_scale_tag_ = 0;
     Time entered_at_ = 0, deadline_ = kNever;
     std::unique_ptr<Contributions> contributions_;
-    // By peer: how many steps of the contribution to its shard were sent, and how many there are.
+    // By peer: how many steps of the contribution to its shard were sent or have become late, and how many there are.
     std::vector<std::uint32_t> sent_, steps_;
+    std::vector<std::deque<Steps>> late_steps_;  // by peer: to be sent late
+    std::vector<bool> end_due_;                  // by peer: it is to be told that we have ended the op
 
     std::optional<OwnedShard> owned_;
 
     std::optional<ReceivedMeans> means_;
 
-    NonFinite non_finite_;
+    bool verdict_ = false;  // an owner has accepted a contribution with an Inf or a NaN
     OpReport report_;
 };
 

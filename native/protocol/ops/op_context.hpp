@@ -21,9 +21,11 @@ namespace tailcut {
 
 class Values;
 
-// Scratch for two stripes of the codec planes; it grows to the longest that was needed.
+class Carry;
+
+// Scratch for two stripes of the codec planes, and for what is carried; it grows to the longest that was needed.
 struct Scratch {
-    std::vector<float> stripe, own;
+    std::vector<float> stripe, own, late, carried;
 };
 
 // Grows a scratch vector to the length that is needed.
@@ -35,7 +37,7 @@ inline std::span<float> grown(std::vector<float>& scratch, std::size_t floats) {
 struct OpContext {
     // `limits` are by rank, followed by those of multicast if there is any.
     OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::PacketLimits> limits, bool elided,
-              const Roster& roster, const Audience& audience, Memory& memory, Values& values,
+              const Roster& roster, const Audience& audience, Memory& memory, Values& values, Carry& carry,
               Scratch& scratch)
         : shape(shape),
           codec(codec),
@@ -46,6 +48,7 @@ struct OpContext {
           audience(audience),
           memory(memory),
           values(values),
+          carry(carry),
           scratch(scratch) {}
 
     const Shape shape;
@@ -59,7 +62,10 @@ struct OpContext {
 
     Memory& memory;
     Values& values;
+    Carry& carry;  // what is late
     Scratch& scratch;
+
+    bool carries(const Plan& plan) const;  // rule 9 applies to the op
 
     const codec::PacketLimits& limits_to(Destination to) const { return limits[to.place(shape.ranks)]; }
     // Granules of a full packet. The codec raw ignores the coding.

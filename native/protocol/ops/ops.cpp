@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "protocol/carry/carry.hpp"
+
 namespace tailcut {
 namespace {
 
@@ -36,12 +38,21 @@ void Ops::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& t
     Op* op = variant(seq, slot, {terms_len_, terms.key}, true);
     if (!op->owns()) own(now, slot, *op, context_.memory.take(op->own_floats()));
     ++in_flight_;
+    context_.carry.enter(Plan(context_.shape, seq, op->bucket()));
     op->enter(now, ticket, bucket, terms, contributing_);
     for (Rank rank = 0; rank < roster_.ranks(); ++rank)
         if (roster_[rank].left(seq)) op->owner_left(rank);
     vote(now, slot, roster_.self(), op->bucket());
     end_if_complete(now, slot, *op);
     news_ = true;
+}
+
+void Ops::resynced() {
+    contributing_ = true;
+    context_.carry.drop_all();
+    for (auto& [seq, slot] : slots_)
+        for (auto& op : slot.variants)
+            if (op->ended()) op->drop_late_contributions();
 }
 
 void Ops::jump(Time now) {
@@ -55,6 +66,7 @@ void Ops::jump(Time now) {
     late_.erase(late_.begin(), late_.lower_bound(group));
     next_seq_ = group;
     contributing_ = false;
+    context_.carry.drop_means();
 }
 
 void Ops::skip_to(Seq seq) {
@@ -124,7 +136,7 @@ Block Ops::room(std::size_t floats, wire::Stage stage, const Op& wanting, Time n
     if (!context_.memory.could_hold(floats)) return {};  // nothing that could be evicted would help
     for (;;) {
         if (Block block = context_.memory.take_pool(floats)) return block;
-        if (evict_mean()) continue;
+        if (evict_mean() || context_.carry.evict()) continue;
         if (stage == wire::Stage::kScatter || !evict_shard(wanting, now)) return {};
     }
 }
@@ -190,19 +202,23 @@ std::optional<wire::Reject> Ops::scatter(Time now, Slot& slot, Op& op, const wir
     if (header.flags & wire::kOver) late_.insert(header.seq);
     const Duration age = std::min(Duration{header.entry_us} * kMicrosecond, terms_.bounds.deadline);
     const auto reason = op.scatter(now, header, payload, now - age);
-    if (reason == wire::Reject::kLate) {
-        accounts_.note_late(now, header, payload.size());
-        op.count_late();
-    }
-    return reason;
+    if (reason != wire::Reject::kLate) return reason;
+    op.count_late();
+    return note_late(now, header, payload);
+}
+
+std::optional<wire::Reject> Ops::note_late(Time now, const wire::Header& header,
+                                           std::span<const std::byte> payload) {
+    accounts_.note_late(now, header, payload.size());
+    const Plan plan(context_.shape, header.seq, bucket_of(header));
+    if (header.stage() == wire::Stage::kGather) return context_.carry.place(now, plan, header, payload);
+    return context_.carries(plan) ? context_.carry.contribute(plan, header, payload) : wire::Reject::kLate;
 }
 
 std::optional<wire::Reject> Ops::gather(Time now, Op& op, const wire::Header& header,
                                         std::span<const std::byte> payload) {
-    if (op.ended()) {  // rule 9: late is not lost, but it does not touch a bucket that was handed back
-        accounts_.note_late(now, header, payload.size());
-        return std::nullopt;
-    }
+    if (op.ended())
+        return note_late(now, header, payload);  // it does not touch a bucket that was handed back
     if (!op.holds()) {
         // A rank that multicasts may have ignored our lack of room, so no contribution is evicted for its
         // mean.
@@ -280,6 +296,10 @@ void Ops::end(Time now, Slot& slot, Op& op, Status status, Ending ending) {
     OpReport report = op.end(now, status, ending, awaited, settings_.record_fates);
     if (status != Status::kComplete) roster_.note_partial(report.entered_at);
     accounts_.complete(report, op);
+    if (ReceivedMeans means = op.take_means(); context_.carries(means.plan())) {
+        if (status <= Status::kPartial && means.lacking()) context_.carry.keep(std::move(means));
+        late_.insert(op.seq());
+    }
     report.lr_scale = roster_.lr_scale();
     if (status == Status::kLengthMismatch) {
         const BucketBallot& ballot = slot.ballot;
@@ -301,7 +321,7 @@ bool Ops::retired(Seq seq, const Op& op) const {
     if (settings_.resend && links_.everybody.awaits(seq)) return false;
     for (Rank rank = 0; rank < roster_.ranks(); ++rank) {
         if (rank == roster_.self() || roster_[rank].left(seq)) continue;
-        if (!op.served(rank)) return false;
+        if (!op.served(rank) || owes_late(rank, op)) return false;
         if (settings_.resend && !roster_[rank].leaving && links_[rank].path.awaits(seq))
             return false;  // it may have to be sent again
     }
@@ -316,13 +336,10 @@ bool Ops::awaited(Seq seq, const Op& op) const {
     return false;
 }
 
-// Rule 9: whether some of the mean is owed to a peer that has ended the op. Half of the pool is reserved for
-// peers that have not.
-bool Ops::owes_late(const Op& op) const {
-    if (2 * context_.memory.pool_used_bytes() > settings_.pool_bytes) return false;
-    for (Rank rank = 0; rank < roster_.ranks(); ++rank)
-        if (rank != roster_.self() && takes_late(rank) && op.late(rank)) return true;
-    return false;
+// Rule 9: whether something is owed to a peer that comes too late for the op. Half of the pool is reserved for
+// what does not.
+bool Ops::owes_late(Rank rank, const Op& op) const {
+    return op.owes_late(rank) && 2 * context_.memory.pool_used_bytes() <= settings_.pool_bytes;
 }
 
 template <typename Predicate>
@@ -338,6 +355,7 @@ void Ops::retire_if(Slot& slot, Predicate over) {
 // a peer is dead this is many ops, so only a few of them are looked at each time.
 void Ops::retire() {
     skip_untimed();
+    context_.carry.retire(next_seq_);
     const Seq fresh = std::min(first_timed_, next_seq_ - std::min(next_seq_, kFreshOps));
     auto at = slots_.begin();
     while (at != slots_.end() && at->first < next_seq_ && next_seq_ - at->first > settings_.window_ops)
@@ -350,7 +368,7 @@ void Ops::retire() {
 
 Ops::Slots::iterator Ops::retire_some(Slots::iterator at) {
     const Seq seq = at->first;
-    retire_if(at->second, [&](const Op& op) { return retired(seq, op) && !owes_late(op); });
+    retire_if(at->second, [&](const Op& op) { return retired(seq, op); });
     retire_if(at->second, [&](Op& op) {
         if (op.entered() && !op.ended()) return false;
         bool drop = next_seq_ - seq > settings_.window_ops;

@@ -52,7 +52,7 @@ public:
     const Terms& terms() const { return terms_; }        // of the latest op
     void expect(const Terms& terms) { terms_ = terms; }  // of ops that this rank has not entered
     void enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms);
-    void resynced() { contributing_ = true; }
+    void resynced();
     void stop() { stopped_ = true; }  // no more ops are entered
     // Rule 3: this rank is too far behind. What was in flight ends, next_seq() becomes the group's, and this
     // rank contributes nothing until its state has been copied from a peer, because its gradients come from
@@ -66,6 +66,9 @@ public:
     // DATA of an op that is not over and within the window.
     std::optional<wire::Reject> deliver(Time now, const wire::Header& header,
                                         std::span<const std::byte> payload);
+    // DATA of a stage that is over: the next op of the bucket may take it in (rule 9).
+    std::optional<wire::Reject> note_late(Time now, const wire::Header& header,
+                                          std::span<const std::byte> payload);
     void peer_left(Time now, Rank rank, Seq from);
 
     // ---- a mean that is shared beyond the group
@@ -83,9 +86,9 @@ public:
     // ---- for those who send
     Slots& slots() { return slots_; }
     Op* find(Seq seq, BucketId bucket);
-    // Rule 9: ops that some rank has ended while it may still lack some of their mean.
+    // Rule 9: ops of which something may be owed that comes too late for them.
     std::set<Seq>& late() { return late_; }
-    bool takes_late(Rank rank) const { return !stopped_ && roster_.present(rank); }
+    bool takes_late(Rank rank) const { return roster_.present(rank); }
     bool take_news() { return std::exchange(news_, false); }  // there may be something to send to anybody
 
     // ---- the end of ops
@@ -103,7 +106,7 @@ private:
     Slots::iterator retire_some(Slots::iterator at);
     bool retired(Seq seq, const Op& op) const;
     bool awaited(Seq seq, const Op& op) const;
-    bool owes_late(const Op& op) const;
+    bool owes_late(Rank rank, const Op& op) const;
     void own(Time now, Slot& slot, Op& op, Block memory);
     Block room(std::size_t floats, wire::Stage stage, const Op& wanting, Time now);
     bool evict_mean();

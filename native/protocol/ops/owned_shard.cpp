@@ -3,26 +3,38 @@
 #include <algorithm>
 #include <utility>
 
+#include "protocol/carry/carry.hpp"
+
 namespace tailcut {
 
-OwnedShard::OwnedShard(const OpContext& context, std::uint32_t granules, std::unique_ptr<Reduction> values)
+OwnedShard::OwnedShard(const OpContext& context, const Plan& plan, std::unique_ptr<Reduction> values)
     : context_(context),
       shape_(context.shape),
-      granules_(granules),
+      plan_(plan),
+      granules_(plan.layout.granules(plan.own_shard())),
       values_(std::move(values)),
-      arrived_(shape_.ranks, GranuleSet(granules)),
-      decided_(granules),
-      complete_(granules),
-      final_(granules),
+      arrived_(shape_.ranks, GranuleSet(granules_)),
+      decided_(granules_),
+      complete_(granules_),
+      final_(granules_),
       ended_(shape_.ranks),
       left_(shape_.ranks),
       abstains_(shape_.ranks),
+      decided_by_(shape_.ranks),
       clock_(shape_.ranks),
       covered_(context.audience.present),
-      cursors_(shape_.ranks + 1u) {}
+      cursors_(shape_.ranks + 1u) {
+    values_->expect(abstains_);
+}
 
 void OwnedShard::enter(Time now, float* bucket_shard, bool contributing, const Coding& gather) {
     values_->leave_pool();
+    if (LateShard* late = context_.carry.late_shard(plan_)) {  // the own contribution may be late too
+        if (contributing)
+            late->put_own({bucket_shard, plan_.layout.length(plan_.own_shard())});
+        else
+            late->abstain(shape_.self);
+    }
     values_->take_over(runs_, bucket_shard);
     if (reduced()) return;
     values_->enter(bucket_shard, gather);
@@ -43,8 +55,14 @@ void OwnedShard::hand_back(bool awaited) {
 }
 
 void OwnedShard::abstain(Rank rank, Time now) {
-    if (closed() || abstains_[rank]) return;
     abstains_[rank] = true;
+    if (LateShard* late = context_.carry.late_shard(plan_)) late->abstain(rank);
+    decide(rank, now);
+}
+
+void OwnedShard::decide(Rank rank, Time now) {
+    if (closed() || decided_by_[rank]) return;
+    decided_by_[rank] = true;
     clock_.note_last_part(rank, now);
     for (std::uint32_t g = 0; g < granules_; ++g) decided_[g] += !arrived_[rank].test(g);
     reduce_complete(0, granules_, now);
@@ -57,13 +75,17 @@ void OwnedShard::peer_ended(Rank rank, Time now) {
 
 void OwnedShard::peer_left(Rank rank, Time now) {
     left_[rank] = true;
+    abstains_[rank] = true;
     lose(rank, now);
 }
 
 void OwnedShard::lose(Rank rank, Time now) {
     serve_apart(rank);
     if (alone()) return close(now, Ending::kDeadline);
-    abstain(rank, now);
+    if (context_.carries(plan_))
+        decide(rank, now);  // what it has not delivered is late
+    else
+        abstain(rank, now);
 }
 
 // Whether nobody else will apply the mean. Then the mean is void: applying it alone would make the owner's
@@ -91,6 +113,7 @@ std::optional<wire::Reject> OwnedShard::contribute(const wire::Header& header, s
     const Rank from = header.source;
     if (closed() || abstains_[from]) return wire::Reject::kLate;
     if (arrived_[from].any(first, last)) return wire::Reject::kDuplicate;
+    if (decided_by_[from]) return contribute_unawaited(header, first, last, payload);
     arrived_[from].set(first, last);
     clock_.note_packet(from, now);
     if (header.flags & wire::kLastPart) clock_.note_last_part(from, now);
@@ -100,6 +123,22 @@ std::optional<wire::Reject> OwnedShard::contribute(const wire::Header& header, s
     reduce_complete(first, last, now);
     values_->save();
     return std::nullopt;
+}
+
+// Nobody waits for it any more, but what is not final yet can take it in. The rest of it is late. Only raw has runs of
+// which a part is final, and their values can be cut anywhere.
+std::optional<wire::Reject> OwnedShard::contribute_unawaited(const wire::Header& header, std::uint32_t first,
+                                                             std::uint32_t last,
+                                                             std::span<const std::byte> payload) {
+    const bool late = final_.any(first, last);
+    for (std::uint32_t g = first, end; g < last; g = end) {
+        end = final_.run_end(g, last);
+        if (final_.test(g)) continue;
+        arrived_[header.source].set(g, end);
+        values_->offer(header, g, end, payload.subspan(late ? (g - first) * kGranule * sizeof(float) : 0));
+        values_->save();
+    }
+    return late ? std::optional(wire::Reject::kLate) : std::nullopt;
 }
 
 // The part of the mean that is missing, as a share of its energy: n/m - 1 for m of n independent
@@ -122,10 +161,21 @@ void OwnedShard::close(Time now, Ending ending, float skip_above) {
     if (closed()) return;
     ending_ = ending;
     if (alone()) {
+        const std::vector<GranuleSet> arrived = arrived_;
         drop_arrived();
+        if (context_.carries(plan_)) {  // it counts in the next op
+            for (std::uint32_t g = 0, end; g < granules_; g = end) {
+                end = final_.run_end(g, granules_);
+                if (!final_.test(g))
+                    context_.carry.await(context_, plan_, values_->loss_scale_tag, g, end, arrived_,
+                                         abstains_, {});
+            }
+            values_->hand_on(arrived, final_);
+        }
     } else if (skip_above > 0 && lacking() > skip_above) {
         delivered_ = arrived_;
         drop_arrived();
+        values_->skip();
     }
     for (auto& ranks : decided_) ranks = shape_.ranks;
     reduce_complete(0, granules_, now);

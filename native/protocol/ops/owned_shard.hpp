@@ -16,17 +16,18 @@ namespace tailcut {
 
 class OwnedShard {
 public:
-    OwnedShard(const OpContext& context, std::uint32_t granules, std::unique_ptr<Reduction> values);
+    OwnedShard(const OpContext& context, const Plan& plan, std::unique_ptr<Reduction> values);
 
     // `bucket_shard` holds the own contribution, if there is one, and receives the mean in its place. The
     // memory no longer counts as the pool's.
     void enter(Time now, float* bucket_shard, bool contributing, const Coding& gather);
+    void set_loss_scale_tag(std::uint16_t tag) { values_->loss_scale_tag = tag; }
     // The caller takes its shard back. What a peer has not been sent yet, or may need again, is saved.
     void hand_back(bool awaited);
     // The rank will deliver nothing more. Its missing granules are no longer waited for.
     void abstain(Rank rank, Time now);
-    // As abstain(), and the rank will not apply the mean. If it has ended the op, the rest of the mean is
-    // late for it and must not delay ops that are alive.
+    // The rank will deliver nothing more in time, and will not apply the mean in time. If it has ended the op, the
+    // rest of the mean is late for it and must not delay ops that are alive.
     void peer_ended(Rank rank, Time now);
     void peer_left(Rank rank, Time now);
     std::optional<wire::Reject> contribute(const wire::Header& header, std::uint32_t first,
@@ -89,10 +90,13 @@ public:
     bool pooled() const { return values_->pooled(); }
 
 private:
+    std::optional<wire::Reject> contribute_unawaited(const wire::Header& header, std::uint32_t first,
+                                                     std::uint32_t last, std::span<const std::byte> payload);
     double lacking() const;
     bool alone() const;
     void drop_arrived();
     void lose(Rank rank, Time now);
+    void decide(Rank rank, Time now);
     void reduce_complete(std::uint32_t first, std::uint32_t last, Time now);
     void take_fresh();
     void append(Run run);
@@ -104,6 +108,7 @@ private:
 
     const OpContext& context_;
     const Shape& shape_;
+    const Plan plan_;
     const std::uint32_t granules_;
     std::unique_ptr<Reduction> values_;
 
@@ -113,7 +118,8 @@ private:
     GranuleSet complete_;                 // granules decided by all ranks, which are in reduction or final
     GranuleSet final_;                    // granules whose mean is computed
     std::vector<bool> ended_, left_;      // by rank
-    std::vector<bool> abstains_;          // by rank
+    std::vector<bool> abstains_;          // by rank: it contributes nothing more, now or later
+    std::vector<bool> decided_by_;        // by rank: what it has not delivered is not waited for
     ScatterClock clock_;
     std::uint32_t complete_granules_ = 0, final_granules_ = 0;
     Time closed_at_ = 0;

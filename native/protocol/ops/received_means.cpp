@@ -16,9 +16,9 @@ ReceivedMeans::ReceivedMeans(const OpContext& context, const Plan& plan, Block m
     }
 }
 
-void ReceivedMeans::enter(Time now, std::span<float> bucket) {
+void ReceivedMeans::enter(Time now, std::span<float> bucket, bool own) {
     last_parts_.note(context_.shape.self, now);
-    values_->enter(bucket, held_);
+    values_->enter(bucket, held_, own);
 }
 
 std::optional<wire::Reject> ReceivedMeans::place(Time now, const wire::Header& header,
@@ -33,7 +33,7 @@ std::optional<wire::Reject> ReceivedMeans::place(Time now, const wire::Header& h
     if (!header.empty()) {
         last = first + wire::delivered_granules(header, payload.size());
         if (first == last) return std::nullopt;  // trimmed to nothing
-        values_->place(header, first, last, payload);
+        if (!values_->place(header, first, last, payload)) return wire::Reject::kPool;
         held_[shard].set(first, last);
     }
     answered_[shard].set(first, last);
@@ -50,11 +50,51 @@ void ReceivedMeans::owner_left(Rank owner, Time now) {
     last_parts_.note(owner, now);
 }
 
-void ReceivedMeans::end() { values_->end(plan_.own_shard(), held_); }
+void ReceivedMeans::end(const StandIn& stand_in) { values_->end(stand_in, answered_, held_); }
 
 void ReceivedMeans::drop() {
     for (Rank shard = 0; shard < plan_.layout.ranks; ++shard)
         held_[shard] = GranuleSet(plan_.layout.granules(shard));
+}
+
+// ---- after the end ----------------------------------------------------------------------------------------
+
+bool ReceivedMeans::lacking() const {
+    for (Rank shard = 0; shard < plan_.layout.ranks; ++shard)
+        if (shard != plan_.own_shard() && !has_all(shard)) return true;
+    return false;
+}
+
+std::uint64_t ReceivedMeans::lacking_coords() const {
+    std::uint64_t coords = 0;
+    for (Rank shard = 0; shard < plan_.layout.ranks; ++shard) {
+        if (shard == plan_.own_shard()) continue;
+        coords += plan_.layout.length(shard);
+        answered_[shard].each_run(0, plan_.layout.granules(shard),
+                                  [&](std::uint32_t first, std::uint32_t last) {
+                                      coords -= plan_.layout.coords(shard, first, last);
+                                  });
+    }
+    return coords;
+}
+
+std::uint64_t ReceivedMeans::add_to(std::span<float> bucket, Seq user, float factor) {
+    settle(user);
+    const std::uint64_t coords = values_->add_late(bucket, factor);
+    if (coords > 0) user_ = user;
+    return coords;
+}
+
+void ReceivedMeans::give_back(Seq user) {
+    if (user_ != user) return;
+    values_->give_back();
+    user_.reset();
+}
+
+void ReceivedMeans::settle(Seq user) {
+    if (!user_ || user_ == user) return;
+    values_->settle();
+    user_.reset();
 }
 
 }  // namespace tailcut

@@ -1,5 +1,5 @@
 // The means of an op that the owners of the other shards send: which granules have come, and when. This is
-// the counterpart of OwnedShard at a receiver.
+// the counterpart of OwnedShard at a receiver. Means that come after the end of the op are kept for a later one.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,16 @@ class ReceivedMeans {
 public:
     ReceivedMeans(const OpContext& context, const Plan& plan, Block memory);
 
-    // From now on values go to the bucket. Those that came before are moved there.
-    void enter(Time now, std::span<float> bucket);
+    const Plan& plan() const { return plan_; }
+    std::uint16_t loss_scale_tag = 0;  // of the op
+
+    // From now on values go to the bucket. Those that came before are moved there. `own`: the bucket holds the
+    // own contribution.
+    void enter(Time now, std::span<float> bucket, bool own);
     std::optional<wire::Reject> place(Time now, const wire::Header& header,
                                       std::span<const std::byte> payload);
     void owner_left(Rank owner, Time now);  // it will send nothing more; the rest counts as EMPTY
-    void end();                             // what did not come is zero
+    void end(const StandIn& stand_in);      // fills in what did not come
     void drop();                            // after the end: none of it was used
 
     std::uint32_t answered_granules() const { return answered_granules_; }
@@ -36,6 +40,19 @@ public:
     Time last_parts_at() const { return last_parts_.all_at(context_.roster); }
     Time last_at(Rank owner) const { return last_at_[owner]; }  // when its latest packet came; -1: none yet
     const Energies& energies() const { return values_->energies(); }
+    const Correlation& correlation() const { return values_->correlation(); }
+
+    // ---- after the end (rule 9)
+    bool lacking() const;  // some of the other owners' means has not come
+    std::uint64_t lacking_coords() const;
+    // Adds (mean - stand-in)·factor of what has come since to the result of a later op of the bucket. Returns how
+    // many coordinates that was.
+    std::uint64_t add_to(std::span<float> bucket, Seq user, float factor);
+    void give_back(Seq user);
+    void settle(Seq user);
+    bool done() const { return !user_ && !lacking() && !values_->due(); }
+    void forget(std::uint64_t first, std::uint64_t last) { values_->forget(first, last); }
+    bool note_verdict() { return !std::exchange(verdict_, true); }  // returns whether that is news
 
 private:
     const OpContext& context_;
@@ -45,6 +62,8 @@ private:
     std::uint32_t answered_granules_ = 0;
     std::vector<Time> last_at_;  // by owner
     LastParts last_parts_;
+    std::optional<Seq> user_;  // the op that has used what came last
+    bool verdict_ = false;     // an owner's verdict has come after the end
 };
 
 }  // namespace tailcut

@@ -16,6 +16,11 @@ struct Counters {
     std::uint64_t lost_packets = 0;    // DATA found lost
     std::uint64_t evicted_shards = 0;  // owned shards evicted because the pool was full
     std::uint64_t evicted_means = 0;   // means evicted before every peer had them
+    // Rule 9, in coordinates: late contributions that entered a later mean, late means that entered a later
+    // result, and what was late and could not be used any more.
+    std::uint64_t carried_contributions = 0, carried_means = 0, dropped_late_coords = 0;
+    std::uint64_t evicted_late = 0;    // ops whose late parts were given up because the pool was full
+    std::uint64_t split_verdicts = 0;  // ops that others skipped for an Inf or a NaN, heard of too late
     std::array<std::uint64_t, wire::kRejectReasons> rejected{};
 
     template <typename Visit>
@@ -27,6 +32,11 @@ struct Counters {
         visit("lost_packets", &Counters::lost_packets);
         visit("evicted_shards", &Counters::evicted_shards);
         visit("evicted_means", &Counters::evicted_means);
+        visit("carried_contributions", &Counters::carried_contributions);
+        visit("carried_means", &Counters::carried_means);
+        visit("dropped_late_coords", &Counters::dropped_late_coords);
+        visit("evicted_late", &Counters::evicted_late);
+        visit("split_verdicts", &Counters::split_verdicts);
         visit("rejected", &Counters::rejected);
     }
 };

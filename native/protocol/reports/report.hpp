@@ -148,8 +148,9 @@ struct OpReport {
     Energies energies;
     LrScale lr_scale;  // the latest known
     std::vector<LateCompletion> late;
-    std::uint32_t late_coords = 0;  // of the previous op's means: came after its end and before this op's
-    std::vector<OpReport> column;   // in a grid: ops of the column that ended since the last report
+    std::uint64_t carried_coords = 0;  // late means of earlier ops that were added to the result
+    std::uint32_t late_coords = 0;     // of the previous op's means: came after its end and before this op's
+    std::vector<OpReport> column;      // in a grid: ops of the column that ended since the last report
     // kLengthMismatch: by rank, the length that it stated, including this rank.
     std::vector<std::optional<std::uint32_t>> stated_lengths;
 
@@ -180,6 +181,7 @@ struct OpReport {
         visit("energies", &OpReport::energies);
         visit("lr_scale", &OpReport::lr_scale);
         visit("late", &OpReport::late);
+        visit("carried_coords", &OpReport::carried_coords);
         visit("late_coords", &OpReport::late_coords);
         visit("column", &OpReport::column);
         visit("stated_lengths", &OpReport::stated_lengths);

@@ -13,7 +13,7 @@ Op* LateService::late_op(Rank rank) {
         const auto slot = ops_.slots().find(seq);
         if (slot == ops_.slots().end()) continue;
         for (auto& op : slot->second.variants)
-            if (op->late(rank)) return op.get();
+            if (op->owes_late(rank) || links_[rank].path.lost().any(seq)) return op.get();
     }
     return nullptr;
 }

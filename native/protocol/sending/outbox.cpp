@@ -105,10 +105,13 @@ bool Outbox::next_data(Time now, Rank rank, Outgoing& out) {
     for (auto at = slots.lower_bound(link.served_below); at != slots.end(); ++at) {
         const Seq seq = at->first;
         if (roster_[rank].left(seq) || (ops_.stopped() && seq >= ops_.next_seq())) break;
-        const bool lost = link.path.lost().any(seq);
-        bool over = seq < ops_.next_seq() && !lost;
+        bool over = seq < ops_.next_seq();
         for (auto& op : at->second.variants) {
             const bool fresh = op->pending(rank);
+            const bool lost = link.path.lost().any(seq, [&](const Parcel& parcel) {
+                return op->bucket() == parcel.bucket && op->again(rank, parcel) == Op::Again::kNow;
+            });
+            over &= !lost;
             over &= op->served(rank) && op->reduced() && (op->ended() || !op->entered());
             if (!fresh && !lost) continue;
             if (!may_send(now, rank, *op)) return false;
@@ -138,19 +141,31 @@ bool Outbox::next_of(Time now, Rank rank, Op& op, Outgoing& out) {
 
 bool Outbox::next_lost(Time now, Rank rank, Op& op, wire::Stage stage, Outgoing& out) {
     LostParcels& lost = links_[rank].path.lost();
-    while (const auto parcel = lost.take(op.seq(), op.bucket(), stage))
+    const auto now_wanted = [&](const Parcel& parcel) { return op.again(rank, parcel) == Op::Again::kNow; };
+    while (const auto parcel = lost.take(op.seq(), op.bucket(), stage, now_wanted))
         if (op.repeat(now, rank, *parcel, out)) return true;
     return false;
 }
 
 bool Outbox::next_late(Time now, Rank rank, Outgoing& out) {
     Op* op = late_service_.op_for(rank);
-    if (!op || !may_send(now, rank, *op)) return false;
-    op->next_late(now, rank, out);
+    if (!op || !may_send(now, rank, *op) || !put_late(now, rank, *op, out)) return false;
     // To learn whether a queue has built up.
     if (!links_[rank].path.in_flight()) out.header.flags |= wire::kReplyWanted;
     dispatch(now, rank, *op, out);
     return true;
+}
+
+// What was lost before comes first: it is the oldest.
+bool Outbox::put_late(Time now, Rank rank, Op& op, Outgoing& out) {
+    LostParcels& lost = links_[rank].path.lost();
+    const auto wanted = [&](const Parcel& parcel) { return op.again(rank, parcel) == Op::Again::kLate; };
+    for (const wire::Stage stage : {wire::Stage::kScatter, wire::Stage::kGather})
+        while (const auto parcel = lost.take(op.seq(), op.bucket(), stage, wanted))
+            if (op.repeat(now, rank, *parcel, out)) return true;
+    while (op.owes_late(rank))
+        if (op.next_late(now, rank, out)) return true;
+    return false;
 }
 
 // Whether the peer has room, the path has credit, and the pace allows a packet now.
@@ -289,7 +304,11 @@ void Outbox::settle(Time now, const wire::Header& header, std::span<const std::b
         broadcast_.settle(now, header, report);
     } else {
         const std::uint64_t lost_before = link.path.lost_packets();
-        link.path.settle(now, header, report, link.settings.paced ? links_.mean_rate() : 0);
+        link.path.settle(now, header, report, link.settings.paced ? links_.mean_rate() : 0,
+                         [&](const Parcel& parcel) {
+                             Op* op = ops_.find(parcel.seq, parcel.bucket);
+                             if (op) op->note_delivered(rank, parcel);
+                         });
         accounts_.counters.lost_packets += link.path.lost_packets() - lost_before;
         ready_.push(rank);
     }
@@ -304,7 +323,9 @@ void Outbox::take_lost(Rank rank) {
     LostParcels& lost = link.path.lost();
     if (lost.empty()) return;
     lost.drop_if([&](const Parcel& parcel) {
-        return !settings_.resend || roster_[rank].left(parcel.seq) || !ops_.slots().contains(parcel.seq);
+        Op* op = ops_.find(parcel.seq, parcel.bucket);
+        return !settings_.resend || roster_[rank].left(parcel.seq) || !op ||
+               op->again(rank, parcel) == Op::Again::kNever;
     });
     if (lost.empty()) return;
     link.served_below = std::min(link.served_below, lost.oldest());

@@ -55,6 +55,7 @@ private:
     bool next_of(Time now, Rank rank, Op& op, Outgoing& out);
     bool next_lost(Time now, Rank rank, Op& op, wire::Stage stage, Outgoing& out);
     bool next_late(Time now, Rank rank, Outgoing& out);
+    bool put_late(Time now, Rank rank, Op& op, Outgoing& out);
     void dispatch(Time now, Rank rank, Op& op, Outgoing& out);
     bool may_send(Time now, Rank rank, const Op& op);
     bool has_turn(Rank rank, const Op& op) const;

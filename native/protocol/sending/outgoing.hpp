@@ -26,6 +26,7 @@ struct Outgoing {
     std::span<const std::byte> payload;
     Parcel parcel;                       // what the packet carries, to make it again if it is lost
     bool again = false;                  // it was lost before and is sent again
+    bool late = false;                   // it comes too late for its op (rule 9)
     RunCursor rewind;                    // where the destination's cursor stood, for Op::retract
     std::shared_ptr<const void> keeper;  // keeps encoded bytes alive whatever the op does next
 };

@@ -34,14 +34,21 @@ public:
     bool empty() const { return parcels_.empty(); }
     Seq oldest() const { return parcels_.begin()->seq; }  // must not be empty
     bool any(Seq seq) const {
-        const auto at = parcels_.lower_bound(Parcel{.seq = seq});
+        return any(seq, [](const Parcel&) { return true; });
+    }
+    template <typename Wanted>
+    bool any(Seq seq, Wanted wanted) const {
+        auto at = parcels_.lower_bound(Parcel{.seq = seq});
+        while (at != parcels_.end() && at->seq == seq && !wanted(*at)) ++at;
         return at != parcels_.end() && at->seq == seq;
     }
-    std::optional<Parcel> take(Seq seq, BucketId bucket, wire::Stage stage) {
-        const auto at = parcels_.lower_bound(Parcel{.seq = seq, .bucket = bucket, .stage = stage});
-        if (at == parcels_.end() || at->seq != seq || at->bucket != bucket || at->stage != stage)
-            return std::nullopt;
-        return parcels_.extract(at).value();
+    // The first one that is wanted.
+    template <typename Wanted>
+    std::optional<Parcel> take(Seq seq, BucketId bucket, wire::Stage stage, Wanted wanted) {
+        auto at = parcels_.lower_bound(Parcel{.seq = seq, .bucket = bucket, .stage = stage});
+        for (; at != parcels_.end() && at->seq == seq && at->bucket == bucket && at->stage == stage; ++at)
+            if (wanted(*at)) return parcels_.extract(at).value();
+        return std::nullopt;
     }
 
 private:

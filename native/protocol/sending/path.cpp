@@ -54,29 +54,4 @@ void Path::unsent(Time now) {
     if (paced_) rate_.push_back(now);
 }
 
-void Path::settle(Time now, const wire::Header& feedback, std::span<const std::byte> report,
-                  double mean_rate) {
-    if (!flight_.knows(feedback)) return;
-    RateControl::Sample sample = sample_of(feedback, round_trip_.learn(now, feedback));
-    if (mean_rate > 0) sample.sender_share = rate_.bytes_per_s() / mean_rate;
-    flight_.settle(
-        feedback, report, round_trip_.patience_us(), [](const auto& packet) { return packet.waiting.open; },
-        [&](auto& packet, bool came) {
-            (came ? sample.delivered_bytes : sample.lost_bytes) += packet.bytes;
-            if (!came) {
-                lost_.add(packet.parcel);
-                ++lost_packets_;
-            }
-            packet.waiting.open = false;
-            flight_.done(packet);
-        });
-    flight_.shrink();
-    probe.answered();
-
-    const std::uint32_t before_us = std::exchange(arrival_us_, feedback.arrival_us);
-    if (std::exchange(arrival_known_, true))
-        sample.span = std::max<Duration>(0, from_us(arrival_us_ - before_us));
-    if (paced_) rate_.learn(now, sample);
-}
-
 }  // namespace tailcut

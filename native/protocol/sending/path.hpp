@@ -38,9 +38,12 @@ public:
     void unsent(Time now);
 
     // ---- what became of it
-    // `mean_rate`: over this sender's paths, bytes/s.
-    void settle(Time now, const wire::Header& feedback, std::span<const std::byte> report, double mean_rate);
+    // `mean_rate`: over this sender's paths, bytes/s. delivered(parcel) is called for each contribution that came.
+    template <typename Delivered>
+    void settle(Time now, const wire::Header& feedback, std::span<const std::byte> report, double mean_rate,
+                Delivered delivered);
     LostParcels& lost() { return lost_; }  // lost, and not sent again yet
+    const LostParcels& lost() const { return lost_; }
     bool in_flight() const { return !flight_.landed(); }
     bool idle() const { return flight_.landed() || !paced_ || rate_.idle(); }
     bool awaits(Seq seq) const { return flight_.awaits(seq) || lost_.any(seq); }
@@ -71,5 +74,33 @@ private:
     LostParcels lost_;
     std::uint64_t sent_packets_ = 0, lost_packets_ = 0;
 };
+
+template <typename Delivered>
+void Path::settle(Time now, const wire::Header& feedback, std::span<const std::byte> report, double mean_rate,
+                  Delivered delivered) {
+    if (!flight_.knows(feedback)) return;
+    RateControl::Sample sample = sample_of(feedback, round_trip_.learn(now, feedback));
+    if (mean_rate > 0) sample.sender_share = rate_.bytes_per_s() / mean_rate;
+    flight_.settle(
+        feedback, report, round_trip_.patience_us(), [](const auto& packet) { return packet.waiting.open; },
+        [&](auto& packet, bool came) {
+            (came ? sample.delivered_bytes : sample.lost_bytes) += packet.bytes;
+            if (!came) {
+                lost_.add(packet.parcel);
+                ++lost_packets_;
+            } else if (packet.parcel.stage == wire::Stage::kScatter) {
+                delivered(packet.parcel);
+            }
+            packet.waiting.open = false;
+            flight_.done(packet);
+        });
+    flight_.shrink();
+    probe.answered();
+
+    const std::uint32_t before_us = std::exchange(arrival_us_, feedback.arrival_us);
+    if (std::exchange(arrival_known_, true))
+        sample.span = std::max<Duration>(0, from_us(arrival_us_ - before_us));
+    if (paced_) rate_.learn(now, sample);
+}
 
 }  // namespace tailcut

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "codec/centroids.hpp"
+#include "protocol/carry/carry.hpp"
 #include "protocol/values/planes_values.hpp"
 
 namespace tailcut {
@@ -60,7 +61,7 @@ bool even(const std::vector<GranuleSet>& arrived, const codec::BlockSpan& block)
 
 std::span<const std::byte> nothing(std::size_t bytes) { return std::span(kNothing).first(bytes); }
 
-void ElidedRawContributions::put_values(std::uint64_t, std::uint32_t coords, Outgoing& out) const {
+void ElidedRawContributions::put_values(Rank, std::uint32_t, std::uint32_t coords, Outgoing& out) const {
     out.header.flags = 0;
     out.payload = nothing(coords * sizeof(float));
 }
@@ -88,6 +89,11 @@ bool ElidedPlanesContributions::next(Rank shard, const GranuleSet& answered, std
 }
 
 void ElidedReduction::note(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived) {
+    if (abstains_ && context_.carries(plan_)) {
+        context_.carry.await(context_, plan_, loss_scale_tag, first, last, arrived, *abstains_, {});
+        if (context_.carry.any(plan_, first, last))
+            context_.carry.add_to(plan_, loss_scale_tag, first, last, {});
+    }
     for (std::uint32_t end; first < last; first = end) {
         end = last;
         std::size_t came = 0;
@@ -96,9 +102,10 @@ void ElidedReduction::note(std::uint32_t first, std::uint32_t last, const std::v
     }
 }
 
-void ElidedMeans::end(Rank own_shard, const std::vector<GranuleSet>& held) {
+void ElidedMeans::end(const StandIn&, std::vector<GranuleSet>&, const std::vector<GranuleSet>& held) {
     for (Rank shard = 0; shard < plan_.layout.ranks; ++shard)
-        for (std::uint32_t g = 0, last; shard != own_shard && g < plan_.layout.granules(shard); g = last) {
+        for (std::uint32_t g = 0, last; shard != plan_.own_shard() && g < plan_.layout.granules(shard);
+             g = last) {
             last = held[shard].run_end(g, plan_.layout.granules(shard));
             note_nominal(plan_.layout.coords(shard, g, last), held[shard].test(g), plan_.layout.ranks);
         }

@@ -18,12 +18,8 @@ class ElidedRawContributions : public RawContributions {
 public:
     using RawContributions::RawContributions;
 
-    std::uint32_t first_unseen(Rank shard, std::uint32_t) const override {
-        return plan_.layout.granules(shard);
-    }
-
 private:
-    void put_values(std::uint64_t at, std::uint32_t coords, Outgoing& out) const override;
+    void put_values(Rank shard, std::uint32_t first, std::uint32_t coords, Outgoing& out) const override;
 };
 
 class ElidedPlanesContributions final : public Contributions {
@@ -34,10 +30,6 @@ public:
 
     std::uint32_t steps(Rank shard) const override { return std::max(1u, order(shard).packets()); }
     bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
-    void retract(const Outgoing&) override {}
-    std::uint32_t first_unseen(Rank shard, std::uint32_t) const override {
-        return plan_.layout.granules(shard);
-    }
 
 private:
     struct Place {
@@ -148,10 +140,13 @@ class ElidedMeans : public Means {
 public:
     ElidedMeans(const OpContext&, const Plan& plan, Block memory) : plan_(plan), memory_(std::move(memory)) {}
 
-    void place(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {}
+    bool place(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {
+        return true;
+    }
     void note_answers(Rank, std::uint32_t, std::uint32_t, const GranuleSet&, const GranuleSet&) override {}
-    void enter(std::span<float>, const std::vector<GranuleSet>&) override { memory_ = {}; }
-    void end(Rank own_shard, const std::vector<GranuleSet>& held) override;
+    void enter(std::span<float>, const std::vector<GranuleSet>&, bool) override { memory_ = {}; }
+    void end(const StandIn& stand_in, std::vector<GranuleSet>& answered,
+             const std::vector<GranuleSet>& held) override;
 
 private:
     const Plan plan_;

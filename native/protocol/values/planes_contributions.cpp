@@ -5,9 +5,9 @@
 
 namespace tailcut {
 
-// Packets on their way out keep it alive, so that the next one can be encoded before they are sent.
+// Packets on their way out keep it alive as well.
 struct PlanesContributions::EncodedStripe {
-    std::uint32_t index = 0, first_step = 0;
+    std::uint32_t first_step = 0;
     codec::Stripe stripe;
     std::vector<codec::PlanesHead> heads;  // by block
     Block slots;
@@ -15,22 +15,28 @@ struct PlanesContributions::EncodedStripe {
 
 PlanesContributions::PlanesContributions(const OpContext& context, const Plan& plan, const Coding& coding,
                                          std::span<const float> bucket)
-    : context_(context), plan_(plan), coding_(coding), bucket_(bucket), encoded_(plan.layout.ranks) {
+    : context_(context), plan_(plan), coding_(coding), bucket_(bucket) {
     for (Rank shard = 0; shard < plan.layout.ranks; ++shard) {
         const codec::PacketLimits& limits = context.limits[plan.owner(shard)];
-        orders_.emplace_back(plan.layout.length(shard), context.granules(limits, coding));
-        steps_.push_back(std::max(1u, orders_.back().packets()));
+        const codec::SendOrder order(plan.layout.length(shard), context.granules(limits, coding));
+        Share share{order, std::max(1u, order.packets()), {}, {}};
+        share.encoded.resize(order.stripes());
+        for (std::uint32_t k = 0; k < order.stripes(); ++k)
+            share.undelivered.push_back(
+                (k + 1 < order.stripes() ? order.first_packet(k + 1) : order.packets()) -
+                order.first_packet(k));
+        shards_.push_back(std::move(share));
     }
 }
 
 bool PlanesContributions::next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) {
-    const std::uint32_t index = orders_[shard].stripe_of_packet(sent);
-    auto& encoded = encoded_[shard];
-    if (!encoded || encoded->index != index) encoded = encode(shard, index, answered);
-    const codec::PacketRun& run = encoded->stripe.packets[sent - encoded->first_step];
-    const codec::BlockSpan& block = encoded->stripe.blocks[run.block];
-    const auto keeper = encoded;
-    if (++sent == steps_[shard]) encoded.reset();
+    const std::uint32_t step = sent++;
+    const codec::SendOrder& order = shards_[shard].order;
+    const std::uint32_t index = order.stripe_of_packet(step);
+    if (answered.all(order.first_granule(index), order.first_granule(index + 1))) return false;
+    const auto& keeper = encoded(shard, index);
+    const codec::PacketRun& run = keeper->stripe.packets[step - keeper->first_step];
+    const codec::BlockSpan& block = keeper->stripe.blocks[run.block];
     if (answered.any(block.first_granule(), block.last_granule())) return false;
 
     codec::PlanesHead head = keeper->heads[run.block];
@@ -43,14 +49,19 @@ bool PlanesContributions::next(Rank shard, const GranuleSet& answered, std::uint
     return true;
 }
 
-std::shared_ptr<const PlanesContributions::EncodedStripe> PlanesContributions::encode(
-    Rank shard, std::uint32_t index, const GranuleSet& answered) {
+const std::shared_ptr<PlanesContributions::EncodedStripe>& PlanesContributions::encoded(Rank shard,
+                                                                                        std::uint32_t index) {
+    auto& stripe = shards_[shard].encoded[index];
+    if (!stripe) stripe = encode(shard, index);
+    return stripe;
+}
+
+std::shared_ptr<PlanesContributions::EncodedStripe> PlanesContributions::encode(Rank shard,
+                                                                                std::uint32_t index) {
     auto encoded = std::make_shared<EncodedStripe>();
-    encoded->index = index;
-    encoded->first_step = orders_[shard].first_packet(index);
-    encoded->stripe = orders_[shard].stripe(index);
+    encoded->first_step = shards_[shard].order.first_packet(index);
+    encoded->stripe = shards_[shard].order.stripe(index);
     const std::uint32_t first = encoded->stripe.first_granule(), last = encoded->stripe.last_granule();
-    if (answered.all(first, last)) return encoded;
     const codec::BlockKeys keys(context_.shape.seed, plan_.seq, shard);
     const auto rotated = codec::rotate_stripe(
         bucket_.subspan(plan_.layout.begin(shard), plan_.layout.length(shard)), encoded->stripe.blocks, keys,
@@ -68,14 +79,28 @@ std::shared_ptr<const PlanesContributions::EncodedStripe> PlanesContributions::e
     return encoded;
 }
 
-void PlanesContributions::retract(const Outgoing& out) {
-    encoded_[out.header.shard] = std::static_pointer_cast<const EncodedStripe>(out.keeper);
+void PlanesContributions::note_delivered(Rank shard, std::uint32_t step) {
+    Share& share = shards_[shard];
+    const std::uint32_t index = share.order.stripe_of_packet(step);
+    if (share.undelivered[index] > 0 && --share.undelivered[index] == 0) share.encoded[index].reset();
 }
 
-std::uint32_t PlanesContributions::first_unseen(Rank shard, std::uint32_t sent) const {
-    const codec::SendOrder& order = orders_[shard];
-    return sent < steps_[shard] ? order.first_granule(order.stripe_of_packet(sent))
-                                : plan_.layout.granules(shard);
+void PlanesContributions::keep(Rank shard, std::uint32_t first, std::uint32_t last) {
+    const Share& share = shards_[shard];
+    if (share.order.stripes() == 0) return;
+    for (std::uint32_t k = share.order.stripe_of_granule(first); k <= share.order.stripe_of_granule(last - 1);
+         ++k)
+        if (share.undelivered[k] > 0) encoded(shard, k);
+}
+
+bool PlanesContributions::keep_rest() {
+    for (Rank shard = 0; shard < plan_.layout.ranks; ++shard) {
+        if (shard == plan_.own_shard() || plan_.layout.length(shard) == 0) continue;
+        keep(shard, 0, plan_.layout.granules(shard));
+        for (const auto& stripe : shards_[shard].encoded)
+            if (stripe && !stripe->slots.join_pool()) return false;
+    }
+    return true;
 }
 
 }  // namespace tailcut

@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "codec/rotate.hpp"
+#include "protocol/carry/carry.hpp"
 #include "protocol/values/planes_values.hpp"
 
 namespace tailcut {
@@ -89,9 +91,12 @@ bool PlanesReduction::reduce_stripe(const codec::Stripe& stripe, const std::vect
     std::vector<double> energies;
     for (std::size_t b = 0; b < stripe.blocks.size(); ++b) {
         const auto z = mean.block(b);
-        const Averaged averaged = average_block(stripe.blocks[b], z, own, b, arrived);
+        Averaged averaged = average_block(stripe.blocks[b], z, own, b, arrived);
         energies.push_back(averaged.present > 0 ? codec::sum_of_squares(z) : 0);
         note_mean(stripe.blocks[b], energies.back(), averaged.present);
+        if (abstains_ && memory_ && context_.carries(plan_) &&
+            carry_block(stripe.blocks[b], z, averaged, arrived))
+            energies.back() = codec::sum_of_squares(z);
         mean.scales.push_back(codec::scale_of_mean(z, std::size_t{averaged.present} * kGranule,
                                                    averaged.gaussian, averaged.even));
     }
@@ -99,6 +104,40 @@ bool PlanesReduction::reduce_stripe(const codec::Stripe& stripe, const std::vect
     for (const codec::BlockSpan& block : stripe.blocks)
         if (bucket_shard_) apply(block, bucket_shard_);
     return mean.non_finite();
+}
+
+bool PlanesReduction::carry_block(const codec::BlockSpan& block, std::span<float> mean, Averaged& averaged,
+                                  const std::vector<GranuleSet>& arrived) {
+    const std::uint32_t first = block.first_granule(), last = block.last_granule();
+    context_.carry.await(context_, plan_, loss_scale_tag, first, last, arrived, *abstains_,
+                         averaged.present > 0 ? std::span<const float>(mean) : std::span<const float>());
+    if (!context_.carry.any(plan_, first, last)) return false;
+    const auto sum = grown(context_.scratch.carried, block.length);
+    std::fill(sum.begin(), sum.end(), 0.0f);
+    context_.carry.add_to(plan_, loss_scale_tag, first, last, sum);
+    codec::rotate(sum, sum, keys_.of(block));
+    for (std::size_t k = 0; k < sum.size(); ++k) mean[k] += sum[k] / static_cast<float>(plan_.layout.ranks);
+    present_.set(first, last);
+    averaged = {last - first, false, false};  // its gains are measured
+    return true;
+}
+
+void PlanesReduction::hand_on(const std::vector<GranuleSet>& arrived, const GranuleSet& final) {
+    LateShard* late = context_.carry.late_shard(plan_);
+    if (!late) return;
+    for (std::size_t place = 0; place < newest_.size(); ++place) {
+        const Rank rank = static_cast<Rank>(place % plan_.layout.ranks);
+        for (std::uint32_t k = newest_[place]; k != kNone; k = pieces_[k].next) {
+            const Piece& piece = pieces_[k];
+            if (final.test(piece.first) || !arrived[rank].test(piece.first)) continue;
+            wire::Header header;
+            codec::put_run(piece.head, piece.first, plan_.layout.length(shard_), header);
+            header.source = rank;
+            if (std::isnan(piece.head.sigma)) header.flags |= wire::kNonFinite;
+            late->put(header, {slot(rank, piece.first), piece.payload_bytes});
+        }
+    }
+    if (bucket_shard_) late->put_own({bucket_shard_, plan_.layout.length(shard_)});
 }
 
 PlanesReduction::Own PlanesReduction::own_stripe(const codec::Stripe& stripe,
@@ -261,7 +300,11 @@ void PlanesReduction::apply(const codec::BlockSpan& block, float* bucket_shard) 
         }
     }
     const std::uint32_t length = std::min(block.length, plan_.layout.length(shard_) - block.begin);
-    sum.rotate_back_bounded(z, {bucket_shard + block.begin, length}, keys_.of(block));
+    const std::span<float> out(bucket_shard + block.begin, length);
+    if (context_.carries(plan_))  // what is EMPTY comes later, and nothing makes up for it
+        sum.rotate_back(z, out, keys_.of(block), sum.unbiasing());
+    else
+        sum.rotate_back_bounded(z, out, keys_.of(block));
 }
 
 std::uint32_t PlanesReduction::packet(Destination, const Run& run, Outgoing& out) const {

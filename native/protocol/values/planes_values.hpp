@@ -8,28 +8,35 @@
 
 namespace tailcut {
 
-// A step is a packet, in the order of sending.
+// A step is a packet, in the order of sending. A stripe is encoded once, and kept until its packets are delivered.
 class PlanesContributions final : public Contributions {
 public:
     PlanesContributions(const OpContext& context, const Plan& plan, const Coding& coding,
                         std::span<const float> bucket);
 
-    std::uint32_t steps(Rank shard) const override { return steps_[shard]; }
+    std::uint32_t steps(Rank shard) const override { return shards_[shard].steps; }
     bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
-    void retract(const Outgoing& out) override;
-    std::uint32_t first_unseen(Rank shard, std::uint32_t sent) const override;
+    void note_delivered(Rank shard, std::uint32_t step) override;
+    void keep(Rank shard, std::uint32_t first, std::uint32_t last) override;
+    bool keep_rest() override;
 
 private:
     struct EncodedStripe;
-    std::shared_ptr<const EncodedStripe> encode(Rank shard, std::uint32_t index, const GranuleSet& answered);
+    struct Share {
+        codec::SendOrder order;
+        std::uint32_t steps;
+        std::vector<std::uint32_t> undelivered;  // by stripe: packets
+        std::vector<std::shared_ptr<EncodedStripe>>
+            encoded;  // by stripe, while something of it is undelivered
+    };
+    const std::shared_ptr<EncodedStripe>& encoded(Rank shard, std::uint32_t index);
+    std::shared_ptr<EncodedStripe> encode(Rank shard, std::uint32_t index);
 
     const OpContext& context_;
     const Plan plan_;
     const Coding coding_;
     const std::span<const float> bucket_;
-    std::vector<codec::SendOrder> orders_;                       // by shard
-    std::vector<std::uint32_t> steps_;                           // by shard
-    std::vector<std::shared_ptr<const EncodedStripe>> encoded_;  // by shard: the stripe being sent
+    std::vector<Share> shards_;
 };
 
 // A stripe becomes final as a whole: the scale of a block's mean needs all of the block.
@@ -49,6 +56,7 @@ public:
     void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
     void save() override {}
+    void hand_on(const std::vector<GranuleSet>& arrived, const GranuleSet& final) override;
     bool reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                 std::vector<Run>& runs) override;
     std::uint32_t packet(Destination to, const Run& run, Outgoing& out) const override;
@@ -88,6 +96,10 @@ protected:
     // The mean of a block; notes in present_ what there is.
     Averaged average_block(const codec::BlockSpan& block, std::span<float> mean, const Own& own,
                            std::size_t index, const std::vector<GranuleSet>& arrived);
+    // Rule 9: notes who is missing in a block, and adds what is carried from earlier ops. Returns whether there was
+    // anything.
+    bool carry_block(const codec::BlockSpan& block, std::span<float> mean, Averaged& averaged,
+                     const std::vector<GranuleSet>& arrived);
     void note_mean(const codec::BlockSpan& block, double energy, std::uint32_t present);
     // The packets of a mean, of which present_ says what there is, and all of it as runs. `energies` by block.
     void encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean,
@@ -147,30 +159,52 @@ public:
     // `memory`: the bucket, until there is one.
     PlanesMeans(const OpContext& context, const Plan& plan, Block memory);
 
-    void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+    bool place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
     void note_answers(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
                       const GranuleSet& held) override;
-    void enter(std::span<float> bucket, const std::vector<GranuleSet>& held) override;
-    void end(Rank own_shard, const std::vector<GranuleSet>& held) override;
+    void enter(std::span<float> bucket, const std::vector<GranuleSet>& held, bool own) override;
+    void end(const StandIn& stand_in, std::vector<GranuleSet>& answered,
+             const std::vector<GranuleSet>& held) override;
+
+    bool due() const override;
+    std::uint64_t add_late(std::span<float> bucket, float factor) override;
+    void give_back() override;
+    void settle() override;
+    void forget(std::uint64_t first, std::uint64_t last) override;
 
 private:
     struct Incoming {
         codec::BlockSum sum;
+        Block z;  // rotated values, from the entry on, while there are some and the block is not complete
+        Block
+            late;  // after the end: what was filled in; then, if it is due or added, the difference to the mean
         bool done = false;
+        bool due = false, added = false, forgotten = false;
     };
-    std::span<float> rotated(Rank shard, const codec::BlockSpan& block);
+    std::span<float> rotated(Rank shard, const codec::BlockSpan& block, Incoming& incoming);
     std::span<float> result(Rank shard, const codec::BlockSpan& block) const;
+    void rotate_back(Rank shard, const codec::BlockSpan& block, const codec::BlockSum& sum,
+                     std::span<float> z, std::span<float> out) const;
     void complete(Rank shard, const codec::BlockSpan& block, const GranuleSet& held);
+    bool complete_late(Rank shard, const codec::BlockSpan& block, const StandIn& stand_in,
+                       const GranuleSet& answered, const GranuleSet& held);
+    void take_in(Rank shard, const codec::BlockSpan& block, const GranuleSet& held);
+    void note_damage(const codec::BlockSpan& block, const codec::BlockSum& sum);
+    void sample(std::span<const float> own, const float* mean);
     template <typename Visit>
     void each_block(Rank shard, std::uint32_t first, std::uint32_t last, Visit visit);
+    template <typename Visit>
+    void each_late(Visit visit);
 
-    const Shape shape_;
+    const OpContext& context_;
     const Plan plan_;
     Block memory_;
     float* base_;
+    bool entered_ = false, ended_ = false;
+    bool own_ = false;  // the bucket holds the own contribution where no mean has come
     std::vector<std::vector<Incoming>> blocks_;  // by shard
-    std::vector<float> ragged_;                  // the bucket's last block, if it is longer than the bucket
+    std::vector<float> ragged_;  // before the entry: the bucket's last block, if it is longer than the bucket
 };
 
 }  // namespace tailcut

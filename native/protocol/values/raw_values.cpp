@@ -1,6 +1,7 @@
 #include "protocol/values/raw_values.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -23,15 +24,50 @@ bool RawContributions::put_run(Rank shard, std::uint32_t first, std::uint32_t la
     const std::uint32_t coords = plan_.layout.coords(shard, first, last);
     out.header.first = first * kGranule;
     out.header.count = static_cast<std::uint16_t>(coords);
-    put_values(plan_.layout.begin(shard) + first * kGranule, coords, out);
+    put_values(shard, first, coords, out);
     return true;
 }
 
-void RawContributions::put_values(std::uint64_t at, std::uint32_t coords, Outgoing& out) const {
-    const auto values = bucket_.subspan(at, coords);
+void RawContributions::put_values(Rank shard, std::uint32_t first, std::uint32_t coords,
+                                  Outgoing& out) const {
+    const Share& share = shards_[shard];
+    const auto values = share.kept.test(first)
+                            ? std::span<const float>(share.values.data() + first * kGranule, coords)
+                            : bucket_.subspan(plan_.layout.begin(shard) + first * kGranule, coords);
     out.header.flags = codec::has_non_finite(values) ? wire::kNonFinite : 0;
     out.payload = std::as_bytes(values);
 }
+
+void RawContributions::note_delivered(Rank shard, std::uint32_t step) {
+    shards_[shard].delivered.set(step, packet_end(shard, step));
+}
+
+void RawContributions::keep(Rank shard, std::uint32_t first, std::uint32_t last) {
+    Share& share = shards_[shard];
+    if (share.delivered.all(first, last)) return;
+    const std::uint32_t stride = packet_end(shard, 0);
+    for (first -= first % stride; first < last; first += stride) {
+        const std::uint32_t end = packet_end(shard, first);
+        if (share.delivered.test(first) || share.kept.test(first)) continue;
+        if (!share.values) share.values = context_.memory.take(std::size_t{steps(shard)} * kGranule);
+        if (!context_.elided)
+            std::copy_n(bucket_.data() + plan_.layout.begin(shard) + first * kGranule,
+                        plan_.layout.coords(shard, first, end), share.values.data() + first * kGranule);
+        share.kept.set(first, end);
+    }
+}
+
+bool RawContributions::keep_rest() {
+    for (Rank shard = 0; shard < plan_.layout.ranks; ++shard) {
+        if (shard == plan_.own_shard()) continue;
+        keep(shard, 0, steps(shard));
+        if (shards_[shard].delivered.all(0, steps(shard))) shards_[shard].values = {};
+        if (!shards_[shard].values.join_pool()) return false;
+    }
+    return true;
+}
+
+// ---- the mean ---------------------------------------------------------------------------------------------
 
 RawReduction::RawReduction(const OpContext& context, const Plan& plan, const Coding&, Block memory)
     : context_(context),
@@ -86,9 +122,45 @@ bool RawReduction::reduce(std::uint32_t first, std::uint32_t last, const std::ve
 }
 
 void RawReduction::put_empty(std::uint32_t first, std::uint32_t last, std::vector<Run>& runs) {
-    const std::uint32_t coords = plan_.layout.coords(shard_, first, last);
-    if (bucket_shard_) std::fill_n(bucket_shard_ + first * kGranule, coords, 0.0f);
-    runs.push_back({first, last, true});
+    for (std::uint32_t end; first < last; first = end) {
+        const bool some = carried(first, first + 1);
+        for (end = first + 1; end < last && carried(end, end + 1) == some;) ++end;
+        if (result()) std::fill_n(result() + first * kGranule, plan_.layout.coords(shard_, first, end), 0.0f);
+        if (some) add_carried(first, end);
+        runs.push_back({first, end, !some});
+    }
+}
+
+void RawReduction::await(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                         bool empty) {
+    if (!abstains_ || !memory_ || !context_.carries(plan_)) return;
+    const std::span<const float> mean(result() + first * kGranule, plan_.layout.coords(shard_, first, last));
+    context_.carry.await(context_, plan_, loss_scale_tag, first, last, arrived, *abstains_,
+                         empty ? std::span<const float>() : mean);
+}
+
+void RawReduction::add_carried(std::uint32_t first, std::uint32_t last) {
+    const auto sum = grown(context_.scratch.carried, plan_.layout.coords(shard_, first, last));
+    std::fill(sum.begin(), sum.end(), 0.0f);
+    context_.carry.add_to(plan_, loss_scale_tag, first, last, sum);
+    float* mean = result() + first * kGranule;
+    for (std::size_t k = 0; k < sum.size(); ++k) mean[k] += sum[k] / static_cast<float>(plan_.layout.ranks);
+}
+
+void RawReduction::hand_on(const std::vector<GranuleSet>& arrived, const GranuleSet& final) {
+    LateShard* late = context_.carry.late_shard(plan_);
+    for (Rank rank = 0; late && rank < plan_.layout.ranks; ++rank) {
+        if (rank == context_.shape.self) continue;
+        GranuleSet open = arrived[rank];
+        open.remove(final);
+        open.each_run(0, granules_, [&](std::uint32_t first, std::uint32_t last) {
+            float* values = slot(rank) + first * kGranule;
+            const std::uint32_t coords = plan_.layout.coords(shard_, first, last);
+            std::fill(values + coords, values + (last - first) * kGranule, 0.0f);
+            if (!codec::has_non_finite({values, coords})) late->put(rank, first, last, values);
+        });
+    }
+    if (late && bucket_shard_) late->put_own({bucket_shard_, plan_.layout.length(shard_)});
 }
 
 std::uint32_t RawReduction::packet(Destination to, const Run& run, Outgoing& out) const {
@@ -122,33 +194,154 @@ void RawReduction::compact(Block smaller) {
     mean_ = memory_.data();
 }
 
-void RawMeans::place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+// ---- means ------------------------------------------------------------------------------------------------
+
+bool RawMeans::place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                      std::span<const std::byte> payload) {
-    std::memcpy(base_ + plan_.layout.begin(header.shard) + header.first, payload.data(),
-                plan_.layout.coords(header.shard, first, last) * sizeof(float));
+    const std::uint32_t coords = plan_.layout.coords(header.shard, first, last);
+    if (late_.empty()) {
+        if (own_) sample(header.shard, first, last, payload.data());
+        std::memcpy(base_ + plan_.layout.begin(header.shard) + header.first, payload.data(),
+                    coords * sizeof(float));
+        return true;
+    }
+    const auto mean = grown(context_.scratch.own, coords);
+    std::memcpy(mean.data(), payload.data(), coords * sizeof(float));
+    // Others have skipped an op with an Inf or a NaN, so that nothing of it is left to be added.
+    if (codec::has_non_finite(mean)) std::fill(mean.begin(), mean.end(), 0.0f);
+    float* value = late_[header.shard].values.data() + first * kGranule;
+    for (std::uint32_t k = 0; k < coords; ++k) value[k] = mean[k] - value[k];
+    return true;
 }
 
-void RawMeans::enter(std::span<float> bucket, const std::vector<GranuleSet>& held) {
+// The own contribution is still there, and is about to be overwritten.
+void RawMeans::sample(Rank shard, std::uint32_t first, std::uint32_t last, const std::byte* mean) {
+    const std::uint32_t sampled = (first + kSampledGranules - 1) / kSampledGranules * kSampledGranules;
+    for (std::uint32_t g = sampled; g < last; g += kSampledGranules) {
+        const std::span<const float> own(base_ + plan_.layout.begin(shard) + g * kGranule,
+                                         plan_.layout.coords(shard, g, g + 1));
+        std::array<float, kGranule> values;  // a payload may lie anywhere
+        std::memcpy(values.data(), mean + (g - first) * kGranule * sizeof(float), own.size_bytes());
+        correlation_.note(own, values.data());
+    }
+}
+
+void RawMeans::note_answers(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet&,
+                            const GranuleSet& held) {
+    if (late_.empty()) return;
+    Late& late = late_[shard];
+    late.due.set(first, last);
+    late.due.remove(late.forgotten);
+    if (held.test(first)) return;  // a packet has values, or is EMPTY, as a whole
+    for (float& value : std::span(late.values.data() + first * kGranule, (last - first) * kGranule))
+        value = -value;
+}
+
+void RawMeans::enter(std::span<float> bucket, const std::vector<GranuleSet>& held, bool own) {
+    own_ = own && context_.carries(plan_);
     const float* before = std::exchange(base_, bucket.data());
     for (Rank shard = 0; memory_ && shard < plan_.layout.ranks; ++shard)
-        for (std::uint32_t g = 0, last; g < plan_.layout.granules(shard); g = last) {
-            last = held[shard].run_end(g, plan_.layout.granules(shard));
-            const std::uint64_t at = plan_.layout.begin(shard) + g * kGranule;
-            if (held[shard].test(g))
-                std::copy_n(before + at, plan_.layout.coords(shard, g, last), base_ + at);
-        }
+        held[shard].each_run(0, plan_.layout.granules(shard), [&](std::uint32_t first, std::uint32_t last) {
+            const std::uint64_t at = plan_.layout.begin(shard) + first * kGranule;
+            if (own_) sample(shard, first, last, reinterpret_cast<const std::byte*>(before + at));
+            std::copy_n(before + at, plan_.layout.coords(shard, first, last), base_ + at);
+        });
     memory_ = {};
 }
 
-void RawMeans::end(Rank own_shard, const std::vector<GranuleSet>& held) {
-    for (Rank shard = 0; shard < plan_.layout.ranks; ++shard)
-        for (std::uint32_t g = 0, last; shard != own_shard && g < plan_.layout.granules(shard); g = last) {
-            last = held[shard].run_end(g, plan_.layout.granules(shard));
-            note_nominal(plan_.layout.coords(shard, g, last), held[shard].test(g), plan_.layout.ranks);
-            if (!held[shard].test(g))
-                std::fill_n(base_ + plan_.layout.begin(shard) + g * kGranule,
-                            plan_.layout.coords(shard, g, last), 0.0f);
+void RawMeans::end(const StandIn& stand_in, std::vector<GranuleSet>& answered,
+                   const std::vector<GranuleSet>& held) {
+    std::vector<Late> late(plan_.layout.ranks);
+    std::swap(late_, late);
+    bool any = false;
+    for (Rank shard = 0; shard < plan_.layout.ranks; ++shard) {
+        if (shard == plan_.own_shard()) continue;
+        const std::uint32_t granules = plan_.layout.granules(shard);
+        const bool lacking = !answered[shard].all(0, granules);
+        const bool kept = stand_in.carried && lacking && keep(shard, stand_in.share, answered[shard]);
+        any |= kept;
+        for (std::uint32_t g = 0, last; g < granules; g = last) {
+            last = held[shard].run_end(g, granules);
+            const std::uint32_t coords = plan_.layout.coords(shard, g, last);
+            note_nominal(coords, held[shard].test(g), plan_.layout.ranks);
+            if (held[shard].test(g)) continue;
+            float* to = base_ + plan_.layout.begin(shard) + g * kGranule;
+            if (kept)
+                std::copy_n(late_[shard].values.data() + g * kGranule, coords, to);
+            else
+                std::fill_n(to, coords, 0.0f);
         }
+    }
+    if (!any) late_.clear();
+}
+
+// Keeps what is filled in for the granules that have not come: a share of what the bucket holds there.
+bool RawMeans::keep(Rank shard, float share, GranuleSet& answered) {
+    const std::uint32_t granules = plan_.layout.granules(shard);
+    Late& late = late_[shard];
+    const GranuleSet none(granules);
+    late = {context_.memory.take_pool(std::size_t{granules} * kGranule), none, none, none};
+    if (!late.values) {
+        answered.set(0, granules);
+        return false;
+    }
+    float* values = late.values.data();
+    std::fill_n(values, std::size_t{granules} * kGranule, 0.0f);
+    for (std::uint32_t g = 0, last; g < granules; g = last) {
+        last = answered.run_end(g, granules);
+        const std::span<const float> own(base_ + plan_.layout.begin(shard) + g * kGranule,
+                                         plan_.layout.coords(shard, g, last));
+        if (answered.test(g) || share == 0 || codec::has_non_finite(own)) continue;
+        for (std::size_t k = 0; k < own.size(); ++k) values[g * kGranule + k] = share * own[k];
+    }
+    return true;
+}
+
+bool RawMeans::due() const {
+    return std::any_of(late_.begin(), late_.end(), [](const Late& late) { return !late.due.none(); });
+}
+
+std::uint64_t RawMeans::add_late(std::span<float> bucket, float factor) {
+    std::uint64_t coords = 0;
+    for (Rank shard = 0; shard < late_.size(); ++shard) {
+        Late& late = late_[shard];
+        if (!late.values) continue;
+        late.due.each_run(0, plan_.layout.granules(shard), [&](std::uint32_t first, std::uint32_t last) {
+            const std::uint32_t count = plan_.layout.coords(shard, first, last);
+            float* to = bucket.data() + plan_.layout.begin(shard) + first * kGranule;
+            const float* from = late.values.data() + first * kGranule;
+            for (std::uint32_t k = 0; k < count; ++k) to[k] += from[k] * factor;
+            coords += count;
+        });
+        late.added |= late.due;
+        late.due = GranuleSet(plan_.layout.granules(shard));
+    }
+    return coords;
+}
+
+void RawMeans::give_back() {
+    for (Late& late : late_) late.due |= late.added;
+    settle();
+}
+
+void RawMeans::settle() {
+    for (Rank shard = 0; shard < late_.size(); ++shard)
+        late_[shard].added = GranuleSet(plan_.layout.granules(shard));
+}
+
+void RawMeans::forget(std::uint64_t first, std::uint64_t last) {
+    for (Rank shard = 0; shard < late_.size(); ++shard) {
+        if (!late_[shard].values) continue;
+        const std::uint64_t begin = plan_.layout.begin(shard), end = begin + plan_.layout.length(shard);
+        const std::uint64_t from = std::clamp(first, begin, end), to = std::clamp(last, begin, end);
+        const auto granule_of = [&](std::uint64_t coordinate) {
+            return static_cast<std::uint32_t>((coordinate - begin + kGranule - 1) / kGranule);
+        };
+        if (from == to) continue;
+        late_[shard].forgotten.set(granule_of(from), granule_of(to));
+        late_[shard].due.remove(late_[shard].forgotten);
+        late_[shard].added.remove(late_[shard].forgotten);
+    }
 }
 
 }  // namespace tailcut

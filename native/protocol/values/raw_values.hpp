@@ -2,6 +2,7 @@
 #pragma once
 
 #include "codec/raw.hpp"
+#include "protocol/carry/carry.hpp"
 #include "protocol/values/values.hpp"
 
 namespace tailcut {
@@ -9,12 +10,16 @@ namespace tailcut {
 class RawContributions : public Contributions {
 public:
     RawContributions(const OpContext& context, const Plan& plan, const Coding&, std::span<const float> bucket)
-        : context_(context), plan_(plan), bucket_(bucket) {}
+        : context_(context), plan_(plan), bucket_(bucket) {
+        for (Rank shard = 0; shard < plan.layout.ranks; ++shard)
+            shards_.emplace_back(GranuleSet(plan.layout.granules(shard)));
+    }
 
     std::uint32_t steps(Rank shard) const override { return plan_.layout.granules(shard); }
     bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) override;
-    void retract(const Outgoing&) override {}
-    std::uint32_t first_unseen(Rank, std::uint32_t sent) const override { return sent; }
+    void note_delivered(Rank shard, std::uint32_t step) override;
+    void keep(Rank shard, std::uint32_t first, std::uint32_t last) override;
+    bool keep_rest() override;
 
 protected:
     // The end of a packet that begins with granule `first`.
@@ -22,13 +27,22 @@ protected:
     // Puts the packet of granules [first, last), unless the owner has already answered.
     bool put_run(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
                  Outgoing& out) const;
-    virtual void put_values(std::uint64_t at, std::uint32_t coords, Outgoing& out) const;
+    virtual void put_values(Rank shard, std::uint32_t first, std::uint32_t coords, Outgoing& out) const;
 
     const OpContext& context_;
     const Plan plan_;
 
 private:
+    // What is known of the contribution to one shard.
+    struct Share {
+        explicit Share(GranuleSet none) : delivered(none), kept(std::move(none)) {}
+        GranuleSet delivered;
+        GranuleSet kept;  // whole packets that are in `values`, because the bucket has been overwritten
+        Block values;
+    };
+
     const std::span<const float> bucket_;
+    std::vector<Share> shards_;
 };
 
 class RawReduction : public Reduction {
@@ -42,6 +56,7 @@ public:
     void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
     void save() override;
+    void hand_on(const std::vector<GranuleSet>& arrived, const GranuleSet& final) override;
     bool reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                 std::vector<Run>& runs) override;
     std::uint32_t packet(Destination to, const Run& run, Outgoing& out) const override;
@@ -62,7 +77,13 @@ protected:
     template <typename Find>
     bool reduce_runs(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                      std::vector<Run>& runs, Find find);
-    // [first, last) has no contribution: its mean is EMPTY.
+    // Rule 9: notes who is missing in [first, last), and adds what is carried from earlier ops.
+    void await(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived, bool empty);
+    void add_carried(std::uint32_t first, std::uint32_t last);
+    bool carried(std::uint32_t first, std::uint32_t last) const {
+        return abstains_ && memory_ && context_.carry.any(plan_, first, last);
+    }
+    // [first, last) has no contribution: its mean is EMPTY, except where something is carried.
     void put_empty(std::uint32_t first, std::uint32_t last, std::vector<Run>& runs);
     float* result() const { return bucket_shard_ ? bucket_shard_ : mean_; }
 
@@ -101,9 +122,12 @@ bool RawReduction::reduce_runs(std::uint32_t first, std::uint32_t last,
         if (weight > 0 && coords > 0) {
             non_finite |= codec::mean_in_order(sources_, weight, coords, result() + first * kGranule);
             energies_ += nominal_energies(coords, sources_.size(), plan_.layout.ranks);
+            await(first, end, arrived, false);
+            if (carried(first, end)) add_carried(first, end);
             runs.push_back({first, end, false});
         } else {
             energies_ += nominal_energies(coords, 0, plan_.layout.ranks);
+            await(first, end, arrived, true);
             put_empty(first, end, runs);
         }
         if (first == offer_.first && end == offer_.last) offer_ = {};  // used up: nothing to save
@@ -114,19 +138,39 @@ bool RawReduction::reduce_runs(std::uint32_t first, std::uint32_t last,
 class RawMeans : public Means {
 public:
     // `memory` stands in for the bucket until the local rank enters.
-    RawMeans(const OpContext&, const Plan& plan, Block memory)
-        : plan_(plan), memory_(std::move(memory)), base_(memory_.data()) {}
+    RawMeans(const OpContext& context, const Plan& plan, Block memory)
+        : context_(context), plan_(plan), memory_(std::move(memory)), base_(memory_.data()) {}
 
-    void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+    bool place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
-    void note_answers(Rank, std::uint32_t, std::uint32_t, const GranuleSet&, const GranuleSet&) override {}
-    void enter(std::span<float> bucket, const std::vector<GranuleSet>& held) override;
-    void end(Rank own_shard, const std::vector<GranuleSet>& held) override;
+    void note_answers(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
+                      const GranuleSet& held) override;
+    void enter(std::span<float> bucket, const std::vector<GranuleSet>& held, bool own) override;
+    void end(const StandIn& stand_in, std::vector<GranuleSet>& answered,
+             const std::vector<GranuleSet>& held) override;
+
+    bool due() const override;
+    std::uint64_t add_late(std::span<float> bucket, float factor) override;
+    void give_back() override;
+    void settle() override;
+    void forget(std::uint64_t first, std::uint64_t last) override;
 
 private:
+    // What is late of one shard's mean.
+    struct Late {
+        Block values;           // what was filled in; where a mean has come since, the difference to it
+        GranuleSet due, added;  // granules with a difference, not added yet and added
+        GranuleSet forgotten;   // granules to which nothing is added
+    };
+    void sample(Rank shard, std::uint32_t first, std::uint32_t last, const std::byte* mean);
+    bool keep(Rank shard, float share, GranuleSet& answered);
+
+    const OpContext& context_;
     const Plan plan_;
     Block memory_;
     float* base_;
+    bool own_ = false;        // the bucket holds the own contribution where no mean has come
+    std::vector<Late> late_;  // by shard, after the end; empty if nothing is late
 };
 
 }  // namespace tailcut

@@ -13,10 +13,15 @@ std::size_t owned_floats(wire::Codec codec, const Layout& layout) {
 std::unique_ptr<Values> make_values(wire::Codec codec, bool elided) {
     const bool planes = codec == wire::Codec::kPlanes;
     if (elided && planes)
-        return std::make_unique<ValuesOf<ElidedPlanesContributions, ElidedPlanesReduction, ElidedMeans>>();
-    if (elided) return std::make_unique<ValuesOf<ElidedRawContributions, ElidedRawReduction, ElidedMeans>>();
-    if (planes) return std::make_unique<ValuesOf<PlanesContributions, PlanesReduction, PlanesMeans>>();
-    return std::make_unique<ValuesOf<RawContributions, RawReduction, RawMeans>>();
+        return std::make_unique<CarryingValuesOf<ElidedLateShard, ElidedPlanesContributions,
+                                                 ElidedPlanesReduction, ElidedMeans>>();
+    if (elided)
+        return std::make_unique<
+            CarryingValuesOf<ElidedLateShard, ElidedRawContributions, ElidedRawReduction, ElidedMeans>>();
+    if (planes)
+        return std::make_unique<
+            CarryingValuesOf<PlanesLateShard, PlanesContributions, PlanesReduction, PlanesMeans>>();
+    return std::make_unique<CarryingValuesOf<RawLateShard, RawContributions, RawReduction, RawMeans>>();
 }
 
 }  // namespace tailcut

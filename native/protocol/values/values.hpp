@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "codec/send_order.hpp"
+#include "protocol/carry/late_shard.hpp"
 #include "protocol/ops/granules.hpp"
 #include "protocol/ops/layout.hpp"
 #include "protocol/ops/memory.hpp"
@@ -36,12 +37,17 @@ public:
     const Energies& energies() const { return energies_; }
     virtual std::uint32_t steps(Rank shard) const = 0;
     // Fills in payload, place, codec and NON-FINITE of the packet at step `sent`, and advances `sent`.
-    // Returns false if there is no packet, because the owner has already answered (rule 2) and the bucket
-    // holds the answer.
+    // Returns false if there is no packet, because the owner has already answered: it is too late for this op.
     virtual bool next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) = 0;
-    virtual void retract(const Outgoing& out) = 0;
-    // The first granule of the shard from which on no value has been examined.
-    virtual std::uint32_t first_unseen(Rank shard, std::uint32_t sent) const = 0;
+    virtual void retract(const Outgoing&) {}  // the packet was not sent after all
+
+    // ---- what is sent late (rule 9)
+    virtual void note_delivered(Rank, std::uint32_t) {}  // the packet at this step of the shard has come
+    // Granules [first, last) of the bucket are about to be overwritten: keeps what was not delivered of them.
+    virtual void keep(Rank, std::uint32_t, std::uint32_t) {}
+    // The bucket goes back to the caller. Keeps what was not delivered in the pool; returns false if that has no
+    // room.
+    virtual bool keep_rest() { return true; }
 
 protected:
     Energies energies_;
@@ -55,6 +61,15 @@ public:
     // `bucket_shard` is where the own contribution is, if there is one, and where the mean goes until
     // hand_back(). `gather` is the mean's coding.
     virtual void enter(float* bucket_shard, const Coding& gather) = 0;
+    // Who will never contribute, by rank: the others are awaited when their granules have been reduced without
+    // them (rule 9).
+    void expect(const std::vector<bool>& abstains) { abstains_ = &abstains; }
+    void skip() {
+        abstains_ = nullptr;
+    }  // what is not final is given up: nothing is late, nothing is carried into it
+    std::uint16_t loss_scale_tag = 0;  // of the op
+    // Nobody is left to apply the mean: hands on what has arrived and is not final.
+    virtual void hand_on(const std::vector<GranuleSet>&, const GranuleSet&) {}
     // Offers granules [first, last) of a contribution. A reduce() may follow, and then a save().
     virtual void offer(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                        std::span<const std::byte> payload) = 0;
@@ -85,23 +100,55 @@ public:
 
 protected:
     Energies energies_;
+    const std::vector<bool>* abstains_ = nullptr;
 };
+
+// What an op puts where a mean has not come (rule 9).
+struct StandIn {
+    bool carried = false;  // the mean may still come, and the difference is added to a later result
+    float share = 0;       // of the own gradient
+};
+
+// How much of the own gradient is in the mean: sums over a sample of coordinates.
+struct Correlation {
+    double product = 0, squares = 0;
+
+    void note(std::span<const float> own, const float* mean) {
+        for (std::size_t k = 0; k < own.size(); ++k) {
+            product += double{own[k]} * mean[k];
+            squares += double{own[k]} * own[k];
+        }
+    }
+};
+inline constexpr std::uint32_t kSampledGranules = 16;  // one granule of so many is in the sample
 
 // Means coming in from the owners of the other shards.
 class Means {
 public:
     virtual ~Means() = default;
     const Energies& energies() const { return energies_; }
-    // Values of granules [first, last) of the header's shard have come.
-    virtual void place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+    const Correlation& correlation() const { return correlation_; }
+    // Values of granules [first, last) of the header's shard have come. Returns false if there is no memory.
+    virtual bool place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                        std::span<const std::byte> payload) = 0;
     // Called after answers to [first, last), with values or EMPTY.
     virtual void note_answers(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
                               const GranuleSet& held) = 0;
-    // From now on values go to the bucket. Those that came before are moved there.
-    virtual void enter(std::span<float> bucket, const std::vector<GranuleSet>& held) = 0;
-    // What did not come is zero.
-    virtual void end(Rank own_shard, const std::vector<GranuleSet>& held) = 0;
+    // From now on values go to the bucket. Those that came before are moved there. `own`: the bucket holds the
+    // own contribution.
+    virtual void enter(std::span<float> bucket, const std::vector<GranuleSet>& held, bool own) = 0;
+    // Fills in what did not come. What cannot be carried for lack of memory counts as answered.
+    virtual void end(const StandIn& stand_in, std::vector<GranuleSet>& answered,
+                     const std::vector<GranuleSet>& held) = 0;
+
+    // ---- after the end: means that come are kept as differences to what was filled in
+    virtual bool due() const { return false; }  // there is one to be added
+    // Adds them, times `factor`; returns how many coordinates that was.
+    virtual std::uint64_t add_late(std::span<float>, float) { return 0; }
+    virtual void give_back() {}  // what was added is due again
+    virtual void settle() {}     // what was added is not needed any more
+    // Nothing is added to these coordinates of the bucket.
+    virtual void forget(std::uint64_t, std::uint64_t) {}
 
 protected:
     // Notes coordinates of a mean of all ranks that came or did not come. The values are not read.
@@ -110,6 +157,7 @@ protected:
         if (!came) energies_.received_lost += coords / ranks;
     }
     Energies energies_;
+    Correlation correlation_;
 };
 
 // Makes the values of an endpoint's ops, which are all of one kind.
@@ -122,10 +170,12 @@ public:
     virtual std::unique_ptr<Reduction> reduction(const OpContext& context, const Plan& plan,
                                                  const Coding& gather, Block memory) = 0;
     virtual std::unique_ptr<Means> means(const OpContext& context, const Plan& plan, Block memory) = 0;
+    // Grids have none: they do not carry.
+    virtual std::unique_ptr<LateShard> late_shard(const OpContext&, const Plan&) { return nullptr; }
 };
 
 template <typename ItsContributions, typename ItsReduction, typename ItsMeans>
-class ValuesOf final : public Values {
+class ValuesOf : public Values {
 public:
     std::unique_ptr<Contributions> contributions(const OpContext& context, const Plan& plan,
                                                  const Coding& coding,
@@ -138,6 +188,14 @@ public:
     }
     std::unique_ptr<Means> means(const OpContext& context, const Plan& plan, Block memory) override {
         return std::make_unique<ItsMeans>(context, plan, std::move(memory));
+    }
+};
+
+template <typename ItsLateShard, typename... Its>
+class CarryingValuesOf final : public ValuesOf<Its...> {
+public:
+    std::unique_ptr<LateShard> late_shard(const OpContext& context, const Plan& plan) override {
+        return std::make_unique<ItsLateShard>(context, plan);
     }
 };
 

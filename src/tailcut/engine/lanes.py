@@ -38,6 +38,7 @@ def start_lanes(
             window_ops=config.window_ops,
             codec=CODEC_IDS[codec],
             resend=config.resend,
+            carry=config.late == "carry",
             pool_bytes=config.pool_bytes,
             window_bytes=roster.cards[rank].window_bytes,
             terms=terms,

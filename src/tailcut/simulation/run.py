@@ -83,6 +83,8 @@ def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _na
         *("record", "elided", "resend", "paced", "multicast"),
     ):
         setattr(spec, name, getattr(scenario, name))
+    spec.buckets = scenario.buckets
+    spec.carry = scenario.late == "carry"
     spec.deaf = list(scenario.deaf)
     spec.payload_bytes = scenario.packet_bytes
     spec.codec = CODEC_IDS[scenario.codec]

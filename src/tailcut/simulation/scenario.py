@@ -51,6 +51,11 @@ class Scenario(SimulatedNetwork):
     compute_s: Sequence[Sequence[float]] = ()
     """[op][rank]: how long a rank computes before it enters an op. It begins to compute when it has entered
     the previous op and the one ``depth`` before has ended."""
+    buckets: int = 0
+    """The number of buckets that the ops take in turns. Each has a key, and what is late for it enters its next
+    op. With 0 buckets have no keys, and nothing is carried."""
+    late: str = "carry"
+    """The same as in ``Config``."""
     lengths: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """Lengths other than ``length``, by op and rank."""
     ops_by_rank: Mapping[int, int] = field(default_factory=dict)
@@ -97,6 +102,8 @@ class Scenario(SimulatedNetwork):
             raise ConfigError(f"ranks={self.ranks} must be between 1 and 4096")
         if self.ops < 0 or self.length < 0 or self.depth < 1 or self.window_ops < 1:
             raise ConfigError("ops and length must not be negative, depth and window_ops at least 1")
+        if self.buckets and self.depth > self.buckets:
+            raise ConfigError(f"depth={self.depth} must be at most buckets={self.buckets}")
         self.check_network()
         if GridLayout(self.ranks, self.rows).rows > 1 and self.multicast:
             raise ConfigError("a grid has no multicast")

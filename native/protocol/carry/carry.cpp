@@ -1,0 +1,234 @@
+#include "protocol/carry/carry.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <utility>
+
+#include "protocol/values/values.hpp"
+
+namespace tailcut {
+namespace {
+
+// The share of earlier ops in what is known of a bucket's correlation: it follows within about ten ops.
+constexpr double kMemory = 0.9;
+
+// A stand-in is rounded to such a part of the own gradient, so that the product is exact where values have bits left.
+constexpr double kShareSteps = 64;
+
+// A tag is the upper half of the loss scale as fp32 (bfloat16).
+float loss_scale_of(std::uint16_t tag) { return std::bit_cast<float>(std::uint32_t{tag} << 16); }
+
+// Values were multiplied by the loss scale of their op, and are added to values of another.
+float rescaling(std::uint16_t from, std::uint16_t to) {
+    return from == to || from == 0 || to == 0 ? 1 : loss_scale_of(to) / loss_scale_of(from);
+}
+
+}  // namespace
+
+bool OpContext::carries(const Plan& plan) const { return carry.carries(plan); }
+
+Carry::Bucket* Carry::find(const Plan& plan) {
+    const auto at = buckets_.find(plan.bucket.key);
+    return at != buckets_.end() && at->second.length == plan.bucket.length ? &at->second : nullptr;
+}
+
+void Carry::drop(Bucket& bucket) {
+    for (const auto& [seq, shard] : bucket.contributions) count_dropped(*shard);
+    for (const auto& [seq, means] : bucket.means) count_dropped(means);
+    bucket.contributions.clear();
+    bucket.means.clear();
+}
+
+void Carry::enter(const Plan& plan) {
+    if (!carries(plan)) return;
+    Bucket& bucket = buckets_[plan.bucket.key];
+    if (bucket.length != plan.bucket.length) {
+        drop(bucket);
+        bucket.length = plan.bucket.length;
+        bucket.correlation = {};
+    }
+    bucket.entered = true;
+    for (auto& [seq, shard] : bucket.contributions) shard->settle(plan.seq);
+    for (auto& [seq, means] : bucket.means) means.settle(plan.seq);
+    std::erase_if(bucket.contributions, [](const auto& entry) { return entry.second->done(); });
+    std::erase_if(bucket.means, [](const auto& entry) { return entry.second.done(); });
+}
+
+// ---- contributions ----------------------------------------------------------------------------------------
+
+void Carry::await(const OpContext& context, const Plan& plan, std::uint16_t loss_scale_tag,
+                  std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                  const std::vector<bool>& abstains, std::span<const float> mean) {
+    const auto missing = [&](Rank rank) { return !abstains[rank] && !arrived[rank].all(first, last); };
+    Rank rank = 0;
+    while (rank < plan.layout.ranks && !missing(rank)) ++rank;
+    if (rank == plan.layout.ranks) return;
+    Bucket& bucket = buckets_[plan.bucket.key];
+    if (!bucket.entered && bucket.contributions.empty()) bucket.length = plan.bucket.length;
+    if (bucket.length != plan.bucket.length) return;
+    auto& shard = bucket.contributions[plan.seq];
+    if (!shard) shard = context.values.late_shard(context, plan);
+    shard->loss_scale_tag = loss_scale_tag;
+    while (!shard->await(first, last, arrived, abstains, mean))
+        if (!evict() || !late_shard(plan)) return;
+}
+
+LateShard* Carry::late_shard(const Plan& plan) {
+    Bucket* bucket = find(plan);
+    if (!bucket) return nullptr;
+    const auto at = bucket->contributions.find(plan.seq);
+    return at == bucket->contributions.end() ? nullptr : at->second.get();
+}
+
+std::optional<wire::Reject> Carry::contribute(const Plan& plan, const wire::Header& header,
+                                              std::span<const std::byte> payload) {
+    if (header.empty()) return wire::Reject::kLate;
+    for (;;) {
+        LateShard* shard = late_shard(plan);
+        if (!shard) return wire::Reject::kLate;  // all of it has come, or it is too old
+        const auto reason = shard->put(header, payload);
+        if (reason == wire::Reject::kPool && evict()) continue;
+        if (reason && reason != wire::Reject::kDuplicate) counters_.dropped_late_coords += header.count;
+        return reason;
+    }
+}
+
+bool Carry::any(const Plan& user, std::uint32_t first, std::uint32_t last) const {
+    const Bucket* bucket = carries(user) ? find(user) : nullptr;
+    return bucket &&
+           std::any_of(bucket->contributions.begin(), bucket->contributions.end(), [&](const auto& entry) {
+               return entry.first != user.seq && entry.second->any(first, last);
+           });
+}
+
+void Carry::add_to(const Plan& user, std::uint16_t loss_scale_tag, std::uint32_t first, std::uint32_t last,
+                   std::span<float> sum) {
+    for (auto& [seq, shard] : find(user)->contributions)
+        if (seq != user.seq && shard->any(first, last))
+            counters_.carried_contributions +=
+                shard->add_to(sum, first, last, user.seq, rescaling(shard->loss_scale_tag, loss_scale_tag));
+}
+
+// ---- means ------------------------------------------------------------------------------------------------
+
+float Carry::stand_in_share(const Plan& plan) const {
+    const Bucket* bucket = find(plan);
+    // Before anything is known, ranks count as independent.
+    if (!bucket || !(bucket->correlation.squares > 0)) return 1.0f / static_cast<float>(plan.layout.ranks);
+    const double share = std::clamp(bucket->correlation.product / bucket->correlation.squares, 0.0, 1.0);
+    return static_cast<float>(std::round(share * kShareSteps) / kShareSteps);
+}
+
+void Carry::learn(const Plan& plan, const Correlation& correlation) {
+    Bucket* bucket = find(plan);
+    if (!bucket || !(correlation.squares > 0)) return;
+    bucket->correlation.product = kMemory * bucket->correlation.product + correlation.product;
+    bucket->correlation.squares = kMemory * bucket->correlation.squares + correlation.squares;
+}
+
+void Carry::keep(ReceivedMeans means) {
+    if (Bucket* bucket = find(means.plan())) bucket->means.emplace(means.plan().seq, std::move(means));
+}
+
+std::optional<wire::Reject> Carry::place(Time now, const Plan& plan, const wire::Header& header,
+                                         std::span<const std::byte> payload) {
+    Bucket* bucket = find(plan);
+    if (!bucket) return std::nullopt;
+    const auto at = bucket->means.find(plan.seq);
+    if (at == bucket->means.end()) return std::nullopt;
+    // Others have skipped the op, and this rank has not heard of it in time (rule 10).
+    if ((header.flags & wire::kVerdict) && at->second.note_verdict()) ++counters_.split_verdicts;
+    return at->second.place(now, header, payload);
+}
+
+std::uint64_t Carry::add_means(const Plan& user, std::uint16_t loss_scale_tag, std::span<float> bucket) {
+    Bucket* carried = carries(user) ? find(user) : nullptr;
+    std::uint64_t coords = 0;
+    if (!carried) return coords;
+    for (auto& [seq, means] : carried->means)
+        coords += means.add_to(bucket, user.seq, rescaling(means.loss_scale_tag, loss_scale_tag));
+    counters_.carried_means += coords;
+    return coords;
+}
+
+void Carry::forget_means(std::uint32_t key, std::uint64_t first, std::uint64_t last) {
+    const auto bucket = buckets_.find(key);
+    if (bucket == buckets_.end()) return;
+    for (auto& [seq, means] : bucket->second.means) means.forget(first, last);
+}
+
+// ---- both -------------------------------------------------------------------------------------------------
+
+void Carry::give_back(Seq user) {
+    for (auto& [key, bucket] : buckets_) {
+        for (auto& [seq, shard] : bucket.contributions) shard->give_back(user);
+        for (auto& [seq, means] : bucket.means) means.give_back(user);
+    }
+}
+
+void Carry::skip(Seq from, Seq until) {
+    for (Seq user = from; user < until; ++user) give_back(user);
+    for (auto& [key, bucket] : buckets_) {
+        const auto erase = [&](auto& late) { late.erase(late.lower_bound(from), late.lower_bound(until)); };
+        erase(bucket.contributions);
+        erase(bucket.means);
+    }
+}
+
+void Carry::drop_all() {
+    for (auto& [key, bucket] : buckets_) {
+        bucket.contributions.clear();
+        bucket.means.clear();
+    }
+}
+
+void Carry::drop_means() {
+    for (auto& [key, bucket] : buckets_) {
+        for (const auto& [seq, means] : bucket.means) count_dropped(means);
+        bucket.means.clear();
+    }
+}
+
+void Carry::retire(Seq next_seq) {
+    const auto retire_old = [&](auto& late, const auto& value_of) {
+        while (!late.empty() && late.begin()->first < next_seq &&
+               next_seq - late.begin()->first > window_ops_) {
+            count_dropped(value_of(late.begin()->second));
+            late.erase(late.begin());
+        }
+    };
+    for (auto at = buckets_.begin(); at != buckets_.end();) {
+        Bucket& bucket = at->second;
+        retire_old(bucket.contributions, [](const auto& shard) -> const LateShard& { return *shard; });
+        retire_old(bucket.means, [](const auto& means) -> const ReceivedMeans& { return means; });
+        const bool unknown = !bucket.entered && bucket.contributions.empty();
+        at = unknown ? buckets_.erase(at) : std::next(at);
+    }
+}
+
+bool Carry::evict() {
+    Bucket* oldest = nullptr;
+    Seq seq = 0;
+    bool contributions = false;
+    for (auto& [key, bucket] : buckets_) {
+        const auto consider = [&](const auto& late, bool is_contribution) {
+            if (late.empty() || (oldest && late.begin()->first >= seq)) return;
+            oldest = &bucket, seq = late.begin()->first, contributions = is_contribution;
+        };
+        consider(bucket.contributions, true);
+        consider(bucket.means, false);
+    }
+    if (!oldest) return false;
+    ++counters_.evicted_late;
+    if (contributions) {
+        count_dropped(*oldest->contributions.begin()->second);
+        oldest->contributions.erase(oldest->contributions.begin());
+    } else {
+        count_dropped(oldest->means.begin()->second);
+        oldest->means.erase(oldest->means.begin());
+    }
+    return true;
+}
+
+}  // namespace tailcut

@@ -1,0 +1,201 @@
+#include "protocol/carry/late_shard.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "codec/blocks.hpp"
+#include "codec/planes.hpp"
+#include "codec/raw.hpp"
+#include "codec/rotate.hpp"
+
+namespace tailcut {
+
+LateShard::LateShard(const OpContext& context, const Plan& plan)
+    : context_(context),
+      plan_(plan),
+      shard_(plan.own_shard()),
+      granules_(plan.layout.granules(shard_)),
+      late_(plan.layout.ranks),
+      awaited_(plan.layout.ranks, GranuleSet(granules_)),
+      came_(awaited_),
+      used_(awaited_) {}
+
+bool LateShard::provide(Block& block) {
+    if (!block) block = context_.memory.take_pool(std::size_t{granules_} * kGranule);
+    return static_cast<bool>(block);
+}
+
+// ---- at the close -----------------------------------------------------------------------------------------
+
+bool LateShard::await(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
+                      const std::vector<bool>& abstains, std::span<const float> mean) {
+    if (!provide(mean_)) return false;
+    for (Rank rank = 0; rank < plan_.layout.ranks; ++rank) {
+        if (abstains[rank]) continue;
+        for (std::uint32_t g = first, end; g < last; g = end) {
+            end = arrived[rank].run_end(g, last);
+            if (!arrived[rank].test(g)) awaited_[rank].set(g, end);
+        }
+        awaited_[rank].remove(came_[rank]);
+    }
+    if (context_.elided) return true;
+    float* to = mean_.data() + std::size_t{first} * kGranule;
+    std::fill(std::copy(mean.begin(), mean.end(), to), to + std::size_t{last - first} * kGranule, 0.0f);
+    return true;
+}
+
+// ---- what comes later -------------------------------------------------------------------------------------
+
+std::optional<wire::Reject> LateShard::put(const wire::Header& header, std::span<const std::byte> payload) {
+    const std::uint32_t first = header.first / kGranule;
+    const std::uint32_t last = first + wire::delivered_granules(header, payload.size());
+    // An Inf or a NaN that its owner has not accepted decides nothing (rule 10), and must not be carried.
+    if (first == last || (header.flags & wire::kNonFinite)) return wire::Reject::kLate;
+    if (!awaited_[header.source].any(first, last)) return wire::Reject::kDuplicate;
+    if (context_.elided)
+        return put(header.source, first, last, nullptr) ? std::nullopt : std::optional(wire::Reject::kPool);
+    const auto values = grown(context_.scratch.own, std::size_t{last - first} * kGranule);
+    decode(header, payload, values);
+    if (codec::has_non_finite(values)) return wire::Reject::kLate;
+    return put(header.source, first, last, values.data()) ? std::nullopt : std::optional(wire::Reject::kPool);
+}
+
+bool LateShard::put(Rank rank, std::uint32_t first, std::uint32_t last, const float* values) {
+    if (!awaited_[rank].any(first, last)) return true;
+    if (!provide(late_[rank])) return false;
+    awaited_[rank].each_run(first, last, [&](std::uint32_t from, std::uint32_t to) {
+        came_[rank].set(from, to);
+        if (values)
+            std::copy_n(values + std::size_t{from - first} * kGranule, std::size_t{to - from} * kGranule,
+                        late_[rank].data() + std::size_t{from} * kGranule);
+    });
+    awaited_[rank].clear(first, last);
+    return true;
+}
+
+// ---- its use ----------------------------------------------------------------------------------------------
+
+bool LateShard::any(std::uint32_t first, std::uint32_t last) const {
+    return std::any_of(came_.begin(), came_.end(),
+                       [&](const GranuleSet& came) { return came.any(first, last); });
+}
+
+std::uint64_t LateShard::add_to(std::span<float> sum, std::uint32_t first, std::uint32_t last, Seq user,
+                                float factor) {
+    settle(user);
+    user_ = user;
+    const std::size_t length = std::size_t{last - first} * kGranule;
+    std::span<float> values;
+    if (!context_.elided) {
+        values = grown(context_.scratch.late, length);
+        std::fill(values.begin(), values.end(), 0.0f);
+    }
+    std::uint64_t coords = 0;
+    for (Rank rank = 0; rank < plan_.layout.ranks; ++rank) {
+        came_[rank].each_run(first, last, [&](std::uint32_t from, std::uint32_t to) {
+            coords += plan_.layout.coords(shard_, from, to);
+            used_[rank].set(from, to);
+            const float* late = late_[rank].data() + std::size_t{from} * kGranule;
+            const float* mean = mean_.data() + std::size_t{from} * kGranule;
+            const std::size_t at = std::size_t{from - first} * kGranule;
+            for (std::size_t k = 0; !values.empty() && k < std::size_t{to - from} * kGranule; ++k)
+                values[at + k] += late[k] - mean[k];
+        });
+        came_[rank].clear(first, last);
+    }
+    add_values(values, first, factor, sum);
+    return coords;
+}
+
+void LateShard::give_back(Seq user) {
+    if (user_ != user) return;
+    for (Rank rank = 0; rank < plan_.layout.ranks; ++rank) came_[rank] |= used_[rank];
+    user_.reset();
+    std::fill(used_.begin(), used_.end(), GranuleSet(granules_));
+}
+
+void LateShard::settle(Seq user) {
+    if (!user_ || user_ == user) return;
+    user_.reset();
+    std::fill(used_.begin(), used_.end(), GranuleSet(granules_));
+}
+
+bool LateShard::done() const {
+    const auto none = [](const std::vector<GranuleSet>& sets) {
+        return std::all_of(sets.begin(), sets.end(), [](const GranuleSet& set) { return set.none(); });
+    };
+    return !user_ && none(awaited_) && none(came_);
+}
+
+std::uint64_t LateShard::unused_coords() const {
+    std::uint64_t coords = 0;
+    for (const GranuleSet& came : came_)
+        came.each_run(0, granules_, [&](std::uint32_t first, std::uint32_t last) {
+            coords += plan_.layout.coords(shard_, first, last);
+        });
+    return coords;
+}
+
+// ---- raw --------------------------------------------------------------------------------------------------
+
+void RawLateShard::put_own(std::span<const float> bucket_shard) {
+    if (codec::has_non_finite(bucket_shard)) return abstain(context_.shape.self);
+    const auto values = grown(context_.scratch.own, std::size_t{granules_} * kGranule);
+    std::fill(std::copy(bucket_shard.begin(), bucket_shard.end(), values.begin()), values.end(), 0.0f);
+    put(context_.shape.self, 0, granules_, values.data());
+}
+
+void RawLateShard::decode(const wire::Header&, std::span<const std::byte> payload, std::span<float> values) {
+    const std::size_t bytes = std::min(payload.size(), values.size_bytes());
+    std::memcpy(values.data(), payload.data(), bytes);
+    std::fill(values.begin() + static_cast<std::ptrdiff_t>(bytes / sizeof(float)), values.end(), 0.0f);
+}
+
+void RawLateShard::add_values(std::span<float> values, std::uint32_t, float factor, std::span<float> sum) {
+    for (std::size_t k = 0; k < sum.size(); ++k) sum[k] += values[k] * factor;
+}
+
+// ---- planes -----------------------------------------------------------------------------------------------
+
+void PlanesLateShard::put_own(std::span<const float> bucket_shard) {
+    if (codec::has_non_finite(bucket_shard)) return abstain(context_.shape.self);
+    const codec::Blocks blocks(plan_.layout.length(shard_));
+    for (std::uint64_t at = 0; at < blocks.padded();) {
+        const codec::BlockSpan block = blocks.of(static_cast<std::uint32_t>(at));
+        const auto values = grown(context_.scratch.own, block.length);
+        const auto there = bucket_shard.subspan(
+            block.begin, std::min<std::size_t>(block.length, bucket_shard.size() - block.begin));
+        std::fill(std::copy(there.begin(), there.end(), values.begin()), values.end(), 0.0f);
+        codec::rotate(values, values, keys_.of(block));
+        put(context_.shape.self, block.first_granule(), block.last_granule(), values.data());
+        at = std::uint64_t{block.begin} + block.length;
+    }
+}
+
+void PlanesLateShard::decode(const wire::Header& header, std::span<const std::byte> payload,
+                             std::span<float> values) {
+    const codec::PlanesHead head = codec::head_of(header);
+    std::fill(values.begin(), values.end(), 0.0f);
+    std::array<float, codec::kBlock / kGranule> weights{};
+    // A trimmed packet delivers its first granules only; the others have no weight.
+    const auto whole = grown(context_.scratch.late, std::size_t{head.granules} * kGranule);
+    std::fill(whole.begin(), whole.end(), 0.0f);
+    codec::accumulate(head, payload, whole, weights);
+    for (std::size_t k = 0; k < values.size(); ++k) values[k] = whole[k] / weights[k / kGranule];
+}
+
+void PlanesLateShard::add_values(std::span<float> values, std::uint32_t first, float factor,
+                                 std::span<float> sum) {
+    const codec::Blocks blocks(plan_.layout.length(shard_));
+    for (std::size_t at = 0; at < values.size();) {
+        const auto begin = static_cast<std::uint32_t>(first * kGranule + at);
+        const codec::BlockSpan block = blocks.of(begin);
+        const auto z = values.subspan(at, block.length);
+        codec::unrotate(z, z, keys_.of(block), factor);
+        for (std::size_t k = 0; k < block.length && at + k < sum.size(); ++k) sum[at + k] += z[k];
+        at += block.length;
+    }
+}
+
+}  // namespace tailcut
