@@ -56,6 +56,7 @@ def native(**fields: Any) -> Any:
         "energies": _native.Energies(),
         "lr_scale": LrScale(0.0, 0),
         "late": (LateCompletion(3, "gather", 80, 0.04),),
+        "carried_coords": 0,
         "late_coords": 12,
         "stated_lengths": [],
     }

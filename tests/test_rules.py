@@ -470,10 +470,10 @@ def test_rule_9_owners_send_the_rest_of_a_mean_to_a_rank_that_has_ended(duplicat
 # ---- rule 10: non-finite gradients are never averaged away -------------------------------------------------
 
 
-def poisoned(value: float, at: int, ranks: int = 4, length: int = 4096, **more):
+def poisoned(value: float, at: int, ranks: int = 4, length: int = 4096, by: int = 1, **more):
     scenario = Scenario(ranks=ranks, length=length, **more)
     inputs = [[scenario.bucket(0, rank) for rank in range(ranks)]]
-    inputs[0][1][at] = value
+    inputs[0][by][at] = value
     return simulate(scenario, inputs)
 
 
@@ -487,14 +487,27 @@ def test_rule_10_every_rank_sees_an_inf_or_nan_of_any_rank(value: float, at: int
 
 
 @pytest.mark.parametrize("length", [4096, 200_000], ids=["sent", "no-credit-to-send-it"])
-def test_rule_10_it_is_seen_even_if_the_packet_that_holds_it_never_arrives(length: int) -> None:
+def test_rule_10_what_no_owner_has_accepted_decides_nothing(length: int) -> None:
     shard = next(s for s in range(4) if _native.owner_of(s, 0, 4, 0) == 3)
     _, end = _native.shard_range(length, 4, shard)
     dead = [Freeze(3, 0.0, None)]  # its owner
     simulation = poisoned(np.nan, end - 1, length=length, freezes=dead, socket_buffer_bytes=1 << 16)
     for rank in range(3):
-        assert simulation.reports(rank)[0].non_finite
-        assert not np.isfinite(simulation.results[0][rank]).all()
+        assert not simulation.reports(rank)[0].non_finite
+        assert np.isfinite(simulation.results[0][rank]).all()
+
+
+@pytest.mark.parametrize("codec", ["raw", "planes"])
+def test_rule_10_ranks_decide_alike_on_a_contribution_that_is_refused(codec: str) -> None:
+    """The rank that holds it entered too late for all owners but itself: they have closed without it."""
+    late = [[0.0, 0.0, 0.0, 0.07]]
+    own = next(s for s in range(4) if _native.owner_of(s, 0, 4, 0) == 3)
+    for shard in range(4):
+        begin, _ = _native.shard_range(4096, 4, shard)
+        simulation = poisoned(np.nan, begin, by=3, compute_s=late, codec=codec)
+        verdicts = [simulation.reports(rank)[0].non_finite for rank in range(4)]
+        assert verdicts == [False] * 4, (shard, own)
+        assert all(np.isfinite(simulation.results[0][rank]).all() for rank in range(4))
 
 
 def test_rule_10_finite_buckets_are_not_flagged() -> None:

@@ -146,7 +146,7 @@ void PlanesMeans::end(const StandIn& stand_in, std::vector<GranuleSet>& answered
                 if (stand_in.carried && complete_late(shard, block, stand_in, answered[shard], held[shard]))
                     return;
                 complete(shard, block, held[shard]);
-                answered[shard].set(block.first_granule(), block.last_granule());
+                if (stand_in.carried) answered[shard].set(block.first_granule(), block.last_granule());
             });
     }
     ended_ = true;
