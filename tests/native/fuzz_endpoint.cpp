@@ -165,6 +165,8 @@ void Host::submit(Time now, std::uint32_t length, const Terms& terms) {
 void Host::note_entry(Ticket newest, std::uint32_t length) {
     const Layout layout{length, settings_.shape.ranks};
     std::size_t floats = owned_floats(settings_.codec, layout) + 16;
+    // Means that are not complete, or contributions that were overwritten before they were delivered.
+    floats += length + 16 * (codec::Blocks(length).count() + 2 * layout.ranks);
     if (settings_.codec == wire::Codec::kPlanes)  // plus what is encoded of each contribution
         floats += layout.ranks * (layout.shard_stride() / kGranule * codec::kSlotFloats + 16);
     // In a column also the mean, as it was coded or in pool memory.
@@ -306,6 +308,7 @@ public:
 private:
     void step();
     void submit();
+    void heed();
     void forge();
     void flood();
     void raw();
@@ -420,15 +423,32 @@ void Group::step() {
         case 13:
             return exchange();
         case 14:
-            return any_host().endpoint.resynced();
+            return heed();
         case 15:
             return leave();
     }
 }
 
+// What the local rank tells its endpoint between ops.
+void Group::heed() {
+    Host& host = any_host();
+    const Seq next = host.endpoint.ops().next_seq();
+    switch (script_.below(3)) {
+        case 0:
+            return host.endpoint.resynced();
+        case 1:
+            return host.endpoint.skipped(next - std::min<Seq>(next, 3), next);
+        default:
+            return host.endpoint.forget(script_.below(3), 64 * script_.below(8), 64 * script_.below(8));
+    }
+}
+
 void Group::submit() {
     Host& host = any_host();
-    host.submit(now_, kLengths[script_.below(kLengths.size())], terms_);
+    Terms terms = terms_;
+    const std::uint32_t bucket = script_.below(3 * kLengths.size());
+    terms.key = bucket % 3;
+    host.submit(now_, kLengths[bucket / 3], terms);
 }
 
 void Group::raw() {
@@ -449,6 +469,7 @@ wire::Header Group::any_header(Rank destination) {
     header.seq = hosts_[destination]->endpoint.ops().next_seq() + script_.below(12) - 6;
     const std::uint32_t length = script_.below(kLengths.size() + 1);
     header.bucket_len = length < kLengths.size() ? kLengths[length] : script_.take<std::uint32_t>();
+    header.key = header.seq % 3;
     const Shape shape{destination, ranks_, seed_};
     const Rank owner = header.flags & wire::kGatherStage ? header.source : destination;
     header.shard = kind >= 128 ? static_cast<Rank>(script_.below(8))

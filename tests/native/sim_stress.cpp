@@ -546,6 +546,29 @@ void run_baseline(std::uint64_t seed) {
              " out of order");
 }
 
+// Ops of buckets with keys carry what is late, so that their results are not means of their own contributions alone.
+void run_carried(const Plan& plan) {
+    Plan keyed = plan;
+    keyed.spec.buckets = plan.spec.depth + plan.spec.seed % 3;
+    Buckets results = plan.inputs;
+    const SimResult result = simulate_plan(keyed, results);
+    check_reports(keyed, result);
+    check_counters(keyed, result);
+    for (Rank rank = 0; rank < keyed.spec.ranks; ++rank)
+        for (const OpReport& report : result.reports[rank])
+            for (const float value : results[report.ticket][rank])
+                must(report.non_finite || is_error(report.status) || std::isfinite(value), "rank ", rank,
+                     " op ", report.ticket, ": not finite, and not said");
+    Buckets again = plan.inputs;
+    const SimResult second = simulate_plan(keyed, again);
+    must(second.events == result.events, "a second carried run went differently");
+    for (std::size_t op = 0; op < results.size(); ++op)
+        for (Rank rank = 0; rank < keyed.spec.ranks; ++rank)
+            must(
+                std::equal(results[op][rank].begin(), results[op][rank].end(), again[op][rank].begin(), same),
+                "op ", op, " rank ", rank, ": a second carried run gave other values");
+}
+
 void run(std::uint64_t seed) {
     const Plan plan = make_plan(seed);
     Buckets results = plan.inputs;
@@ -575,6 +598,7 @@ void run(std::uint64_t seed) {
         must(second.events == result.events && second.ended_at == result.ended_at,
              "without values it went differently");
     }
+    run_carried(plan);
     run_baseline(seed);
 }
 

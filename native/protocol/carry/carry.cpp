@@ -210,23 +210,24 @@ void Carry::retire(Seq next_seq) {
 bool Carry::evict() {
     Bucket* oldest = nullptr;
     Seq seq = 0;
-    bool contributions = false;
-    for (auto& [key, bucket] : buckets_) {
-        const auto consider = [&](const auto& late, bool is_contribution) {
-            if (late.empty() || (oldest && late.begin()->first >= seq)) return;
-            oldest = &bucket, seq = late.begin()->first, contributions = is_contribution;
-        };
-        consider(bucket.contributions, true);
-        consider(bucket.means, false);
+    for (auto& entry : buckets_) {
+        Bucket& bucket = entry.second;
+        for (const bool contributions : {true, false}) {
+            if (contributions ? bucket.contributions.empty() : bucket.means.empty()) continue;
+            const Seq first =
+                contributions ? bucket.contributions.begin()->first : bucket.means.begin()->first;
+            if (!oldest || first < seq) oldest = &bucket, seq = first;
+        }
     }
     if (!oldest) return false;
-    ++counters_.evicted_late;
-    if (contributions) {
-        count_dropped(*oldest->contributions.begin()->second);
-        oldest->contributions.erase(oldest->contributions.begin());
-    } else {
-        count_dropped(oldest->means.begin()->second);
-        oldest->means.erase(oldest->means.begin());
+    note_eviction();
+    if (const auto at = oldest->contributions.find(seq); at != oldest->contributions.end()) {
+        count_dropped(*at->second);
+        oldest->contributions.erase(at);
+    }
+    if (const auto at = oldest->means.find(seq); at != oldest->means.end()) {
+        count_dropped(at->second);
+        oldest->means.erase(at);
     }
     return true;
 }

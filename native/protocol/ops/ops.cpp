@@ -209,10 +209,14 @@ std::optional<wire::Reject> Ops::scatter(Time now, Slot& slot, Op& op, const wir
 
 std::optional<wire::Reject> Ops::note_late(Time now, const wire::Header& header,
                                            std::span<const std::byte> payload) {
-    accounts_.note_late(now, header, payload.size());
     const Plan plan(context_.shape, header.seq, bucket_of(header));
-    if (header.stage() == wire::Stage::kGather) return context_.carry.place(now, plan, header, payload);
-    return context_.carries(plan) ? context_.carry.contribute(plan, header, payload) : wire::Reject::kLate;
+    std::optional<wire::Reject> reason;
+    if (header.stage() == wire::Stage::kGather)
+        reason = context_.carry.place(now, plan, header, payload);
+    else
+        reason = context_.carry.contribute(plan, header, payload);
+    if (!reason || reason == wire::Reject::kLate) accounts_.note_late(now, header, payload.size());
+    return reason;
 }
 
 std::optional<wire::Reject> Ops::gather(Time now, Op& op, const wire::Header& header,
