@@ -53,6 +53,9 @@ class Stats:
     feedback_bytes: int = 0
     probe_packets: int = 0
     """Of the feedback packets, those that ask for an answer."""
+    state_packets: int = 0
+    """Packets sent to compare and to copy blocks of the training state (docs/resync.md)."""
+    state_bytes: int = 0
     lost_packets: int = 0
     """Contributions and means that were sent and found lost."""
     evicted_means: int = 0

@@ -13,9 +13,10 @@ namespace tailcut {
 struct Counters {
     Traffic traffic;  // of all packets, not only of DATA
     std::uint64_t feedback_packets = 0, feedback_bytes = 0, probe_packets = 0;
-    std::uint64_t lost_packets = 0;    // DATA found lost
-    std::uint64_t evicted_shards = 0;  // owned shards evicted because the pool was full
-    std::uint64_t evicted_means = 0;   // means evicted before every peer had them
+    std::uint64_t state_packets = 0, state_bytes = 0;  // sent: requests for blobs, and answers
+    std::uint64_t lost_packets = 0;                    // DATA found lost
+    std::uint64_t evicted_shards = 0;                  // owned shards evicted because the pool was full
+    std::uint64_t evicted_means = 0;                   // means evicted before every peer had them
     std::array<std::uint64_t, wire::kRejectReasons> rejected{};
 
     template <typename Visit>
@@ -24,6 +25,8 @@ struct Counters {
         visit("feedback_packets", &Counters::feedback_packets);
         visit("feedback_bytes", &Counters::feedback_bytes);
         visit("probe_packets", &Counters::probe_packets);
+        visit("state_packets", &Counters::state_packets);
+        visit("state_bytes", &Counters::state_bytes);
         visit("lost_packets", &Counters::lost_packets);
         visit("evicted_shards", &Counters::evicted_shards);
         visit("evicted_means", &Counters::evicted_means);
