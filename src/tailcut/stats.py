@@ -64,6 +64,13 @@ class Stats:
     """Shards evicted in ops that this rank had not entered yet, because the pool was too small."""
     uncorrected_packets: int = 0
     """Packets received that a switch had trimmed without correcting their lengths."""
+    drift: float = 0.0
+    """With ``attach``: how far this replica is from the others, relative to the norm of its parameters. It is
+    estimated, from blocks that were compared in turns (docs/resync.md)."""
+    resynced_blocks: int = 0
+    """Blocks of this replica that differed and were corrected."""
+    resynced_bytes: int = 0
+    """What was copied to correct blocks, and by ``resync()`` between ranks."""
     contributing: bool = True
     """False after this rank was too far behind, until ``resynced()``."""
     rejected: dict[str, int] = field(default_factory=dict)
@@ -109,6 +116,8 @@ class Stats:
             text += (
                 f"; this run spent {self.epsilon.total:.1%} of its {self.budget:.1%}{self.epsilon.sources()}"
             )
+        if self.drift or self.resynced_bytes:
+            text += f"; drift {self.drift:.1g}, {_with_unit(self.resynced_bytes)} resynced"
         text += "".join(f"; {note}" for note in self._notes())
         return text if self.contributing else f"{text}; too far behind, contributes nothing until resynced"
 

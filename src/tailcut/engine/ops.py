@@ -113,9 +113,8 @@ class Ops:
                 self.take(lane, ticket, 0)
 
     def forget(self, key: Hashable, first: int, count: int) -> None:
-        """Carry nothing more of these coordinates of a bucket: what ended ops lack of them has come another
-        way."""
-        self.check_open()
+        """Carry nothing more of these coordinates of a bucket: what ended ops lack of them comes another way.
+        On a closed group it does nothing."""
         named = hash_of(key)
         self.lanes[named % len(self.lanes)].forget(named, first, count)
 
