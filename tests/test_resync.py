@@ -88,9 +88,7 @@ def test_resync_copies_only_the_runs_that_differ(drifting: Run) -> None:
 # ---- the parts ---------------------------------------------------------------------------------------------
 
 
-def block_of(
-    *shapes: tuple[int, ...], optimizer: bool = True
-) -> tuple[list[torch.Tensor], torch.optim.AdamW]:
+def block_of(*shapes: tuple[int, ...]) -> tuple[list[torch.nn.Parameter], torch.optim.AdamW]:
     torch.manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     adam = torch.optim.AdamW(parameters, lr=1e-2)
@@ -156,7 +154,7 @@ def test_a_sketch_tells_the_norm_of_a_difference(size: int, relative: float) -> 
     assert norms(one) == [pytest.approx(float(values.norm()))]
 
 
-def adam_pair() -> tuple[list[list[torch.Tensor]], list[torch.optim.AdamW]]:
+def adam_pair() -> tuple[list[list[torch.nn.Parameter]], list[torch.optim.AdamW]]:
     replicas, optimizers = zip(*(block_of((300,), (20, 5)) for _ in range(2)), strict=True)
     return list(replicas), list(optimizers)
 

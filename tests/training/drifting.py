@@ -66,7 +66,7 @@ def disturb(training: Training, *, states: bool) -> None:
     if RANK != RANKS - 1:
         return
     torch.manual_seed(7)
-    tensors = list(training.ddp.parameters())
+    tensors: list[torch.Tensor] = list(training.ddp.parameters())
     if states:
         for state in training.optimizer.state.values():
             tensors += [value for value in state.values() if torch.is_tensor(value) and value.dim()]

@@ -33,6 +33,7 @@ bool Outbox::transmit(Time now, Outgoing& out) {
     const bool state = state_.pending();
     const bool found = (state && state_turns_.due(now) && next_state(now, out)) || next_alive(now, out) ||
                        (state && late_service_.nothing_else_to_send() && next_state(now, out));
+    state_wake_ = !found && state ? state_turns_.due_at() : kNever;
     if (!found) return false;
     Traffic& traffic = accounts_.counters.traffic;
     ++traffic.sent_packets;
@@ -356,6 +357,7 @@ void Outbox::ask_later(Time now, Rank rank) {
 
 void Outbox::advance(Time now) {
     ready_.advance(now);
+    if (now >= state_wake_) state_wake_ = kNever;
     if (now < next_probe_) return;
     broadcast_.ask(now);
     next_probe_ = links_.everybody.probe.at();

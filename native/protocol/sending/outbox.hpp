@@ -49,9 +49,7 @@ public:
     void say_goodbye(Seq unserved_from);
 
     bool empty() const { return ready_.empty(); }
-    Time next_timer() const {
-        return std::min({ready_.next_wake(), next_probe_, state_.pending() ? state_turns_.due_at() : kNever});
-    }
+    Time next_timer() const { return std::min({ready_.next_wake(), next_probe_, state_wake_}); }
     void advance(Time now);
 
 private:
@@ -78,6 +76,7 @@ private:
     Accounts& accounts_;
     StateChannel& state_;
     BackgroundTurns state_turns_;
+    Time state_wake_ = kNever;  // STATE was held back until then
     Letterhead letterhead_;
     ReadyQueue ready_;
     Broadcast broadcast_;
