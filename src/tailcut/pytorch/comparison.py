@@ -23,15 +23,16 @@ from tailcut.pytorch.drift import (
     Words,
     differences,
     fingerprint,
-    names_in,
     norms,
     random_signs,
     ratio,
-    words_of,
 )
 
 KEPT_STEPS = 32
 """Copies of a step are offered for so many steps, and awaited as long."""
+
+HEAD_WORDS = 2
+"""Before the fingerprints: the wish of the owner, and which blocks it has compared."""
 
 ROUNDING = float(torch.finfo(torch.float32).eps)
 """Blocks that differ by less are left alone: steps pass before a correction, so it does not get closer."""
@@ -101,8 +102,8 @@ class Comparison:
         own = by_owner.pop(self._rank)
         for aside, _ in own:  # before their fingerprints, so that who has these finds them
             self._offer(step, blob_id(step, aside.block), bytes_of(aside.copies).numpy())
-        wish = np.array([self.wish], np.uint64)
-        self._offer(step, blob_id(step), np.concatenate([wish, *(words for _, words in own)]))
+        head = np.array([self.wish, _contents(own)], np.uint64)
+        self._offer(step, blob_id(step), np.concatenate([head, *(words for _, words in own)]))
         for owner, compared in by_owner.items():
             self._ask(step, owner, compared)
 
@@ -134,7 +135,7 @@ class Comparison:
         self._offered.append((step, blob))
 
     def _ask(self, step: int, owner: int, compared: list[tuple[SetAside, Words]]) -> None:
-        words = 1 + sum(words_of(len(names_in(aside.copies))) for aside, _ in compared)
+        words = HEAD_WORDS + sum(len(own) for _, own in compared)
         fetch = self._state.fetch(owner, blob_id(step), 8 * words)
         self._asked.append(_Asked(step, owner, compared, fetch))
 
@@ -147,11 +148,15 @@ class Comparison:
         self._coming = [coming for coming in self._coming if coming.step >= before]
 
     def _compare(self, asked: _Asked) -> None:
-        words = asked.fetch.blob.view(np.uint64)
-        if len(words) != 1 + sum(len(own) for _, own in asked.compared):
+        blob = asked.fetch.blob
+        if len(blob) != 8 * (HEAD_WORDS + sum(len(own) for _, own in asked.compared)):
             return  # the owner has another optimizer state; only resync() can help
-        self.wish = max(self.wish, int(words[0]))
-        at = 1
+        words = blob.view(np.uint64)
+        if words[0] <= asked.step + KEPT_STEPS:
+            self.wish = max(self.wish, int(words[0]))
+        if words[1] != _contents(asked.compared):
+            return  # only one of us knows of a wish
+        at = HEAD_WORDS
         for aside, own in asked.compared:
             self._measure(asked.step, aside, differences(own, words[at : at + len(own)]))
             at += len(own)
@@ -171,9 +176,18 @@ class Comparison:
             self._coming.append(_Coming(step, aside, fetch))
 
 
+def _contents(compared: Iterable[tuple[SetAside, Words]]) -> int:
+    """Which blocks these are."""
+    return _hash_of([(aside.block.key, aside.block.first) for aside, _ in compared])
+
+
 def blob_id(step: int, block: Block | None = None) -> int:
     """The id of a block of a step, or of the fingerprints of the step."""
     named = (step, block.key, block.first) if block else (step,)
+    return _hash_of(named)
+
+
+def _hash_of(named: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(named).encode(), digest_size=8).digest(), "little")
 
 

@@ -27,8 +27,10 @@ class Correction(NamedTuple):
 
 def apply(correction: Correction, optimizer: torch.optim.Optimizer | None, steps: int) -> bool:
     """Correct a block whose copies are this many optimizer steps old. False if the state has another form
-    now."""
+    now, or if the owner's has an Inf or a NaN."""
     now = segments(correction.block, optimizer)
+    if not all(bool(values.isfinite().all()) for values in correction.owners):
+        return False
     if [(s.name, len(s.values)) for s in now] != [(s.name, len(s.values)) for s in correction.own]:
         return False
     for target, own, owners in zip(now, correction.own, correction.owners, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
@@ -27,10 +27,6 @@ def random_signs(seed: int) -> torch.Tensor:
     """One for each coordinate of a block, the same on all ranks."""
     generator = torch.Generator().manual_seed(seed % (1 << 63))
     return 2.0 * torch.randint(0, 2, (BLOCK,), generator=generator).double() - 1.0
-
-
-def names_in(copies: Iterable[Segment]) -> list[str]:
-    return [name for name, _ in groupby(copies, lambda segment: segment.name)]
 
 
 def words_of(names: int) -> int:

@@ -74,7 +74,7 @@ class RollingResync:
         self._valid_from = 0  # corrections of earlier steps are void
         self._corrected: dict[Block, int] = {}  # when; copies up to then do not have it
         self._corrections: deque[Correction] = deque()
-        self._failure: Exception | None = None  # of the thread; the next forward pass raises it
+        self._failure: Exception | None = None  # the next forward pass raises it
         self.resynced_blocks = 0
         self.resynced_bytes = 0
         self._comparison = Comparison(state, rank, ranks, seed)
@@ -105,13 +105,16 @@ class RollingResync:
 
     def enter(self, bucket: Bucket, first: bool, last: bool) -> None:
         """A bucket of gradients is about to be averaged. Nothing of the model changes meanwhile."""
-        if first:
-            self.step += 1
-            self._buckets = []
-            self._work.put(self._set_aside())
-        self._buckets.append(bucket)
-        if last:
-            self._learn_form()
+        try:
+            if first:
+                self.step += 1
+                self._buckets = []
+                self._work.put(self._set_aside())
+            self._buckets.append(bucket)
+            if last:
+                self._learn_form()
+        except Exception as error:  # what a hook raises would break DDP
+            self._failure = error
 
     def _learn_form(self) -> None:
         """Cut the buckets into blocks once two passes had the same: DDP rebuilds them after the first."""
@@ -145,7 +148,7 @@ class RollingResync:
 
     def _chosen(self) -> list[Block]:
         wished = self._turns.all_soon(self._comparison.wish, self.step)
-        return [self._blocks[index] for index in {*self._turns.blocks(self.step), *wished}]
+        return [self._blocks[index] for index in sorted({*self._turns.blocks(self.step), *wished})]
 
     # ---- in the thread
 
@@ -177,6 +180,13 @@ class RollingResync:
         if self._failure is not None:
             error, self._failure = self._failure, None
             raise TailcutError("comparing the replicas failed; drift_bound=0 turns it off") from error
+        if self._corrections:
+            self._apply()
+
+    # Under torch.compile it would be compiled for the form of every block. torch.optim marks what it does not
+    # want compiled in the same way; the public torch.compiler.disable imports the compiler at once.
+    @torch._disable_dynamo  # type: ignore[attr-defined, untyped-decorator]
+    def _apply(self) -> None:
         while self._corrections:
             correction = self._corrections.popleft()
             corrected_at = self._corrected.get(correction.block, 0)
