@@ -185,7 +185,7 @@ class RollingResync:
 
     # Under torch.compile it would be compiled for the form of every block. torch.optim marks what it does not
     # want compiled in the same way; the public torch.compiler.disable imports the compiler at once.
-    @torch._disable_dynamo  # type: ignore[attr-defined, untyped-decorator]
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def _apply(self) -> None:
         while self._corrections:
             correction = self._corrections.popleft()
