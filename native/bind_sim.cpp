@@ -244,7 +244,39 @@ void bind_endpoints(nb::module_& m) {
                 const std::span bytes(static_cast<const std::byte*>(datagram.data()), datagram.size());
                 spec.injections.push_back({at_ns, destination, {bytes.begin(), bytes.end()}});
             },
-            "at_ns"_a, "destination"_a, "datagram"_a);
+            "at_ns"_a, "destination"_a, "datagram"_a)
+        // The deeds of ranks with blobs; a grid has none.
+        .def(
+            "offer",
+            [](SimSpec& spec, Time at_ns, Rank rank, std::uint64_t id, const nb::bytes& blob) {
+                const auto* const begin = static_cast<const std::byte*>(blob.data());
+                spec.state_deeds.push_back(
+                    {StateDeed::Kind::kOffer, at_ns, rank, id,
+                     std::make_shared<const std::vector<std::byte>>(begin, begin + blob.size())});
+            },
+            "at_ns"_a, "rank"_a, "id"_a, "blob"_a)
+        .def(
+            "withdraw",
+            [](SimSpec& spec, Time at_ns, Rank rank, std::uint64_t id) {
+                spec.state_deeds.push_back({StateDeed::Kind::kWithdraw, at_ns, rank, id, nullptr});
+            },
+            "at_ns"_a, "rank"_a, "id"_a)
+        .def(
+            "fetch",  // returns the ticket
+            [](SimSpec& spec, Time at_ns, Rank rank, Rank server, std::uint64_t id,
+               std::uint64_t most_bytes) {
+                const Ticket ticket = spec.state_deeds.size();
+                spec.state_deeds.push_back(
+                    {StateDeed::Kind::kFetch, at_ns, rank, id, nullptr, server, most_bytes, ticket});
+                return ticket;
+            },
+            "at_ns"_a, "rank"_a, "server"_a, "id"_a, "most_bytes"_a)
+        .def(
+            "cancel",  // a fetch of this rank that is still under way then
+            [](SimSpec& spec, Time at_ns, Rank rank, Ticket ticket) {
+                spec.state_deeds.push_back({StateDeed::Kind::kCancel, at_ns, rank, 0, nullptr, 0, 0, ticket});
+            },
+            "at_ns"_a, "rank"_a, "ticket"_a);
     nb::class_<SimResult>(m, "SimResult")
         .def_ro("reports", &SimResult::reports)
         .def_ro("counters", &SimResult::counters)
@@ -253,6 +285,14 @@ void bind_endpoints(nb::module_& m) {
         .def_ro("ended_at_ns", &SimResult::ended_at)
         .def_prop_ro("fates", [](const SimResult& result) { return fates_of(result.network); })
         .def_ro("network", &SimResult::network)
+        .def_prop_ro("fetched",  // (rank, at_ns, ticket, status, bytes)
+                     [](const SimResult& result) {
+                         std::vector<std::tuple<Rank, Time, Ticket, int, nb::bytes>> rows;
+                         for (const auto& [rank, at, fetched] : result.fetched)
+                             rows.emplace_back(rank, at, fetched.ticket, static_cast<int>(fetched.status),
+                                               nb::bytes(fetched.bytes.data(), fetched.bytes.size()));
+                         return rows;
+                     })
         .def("summaries", [](const SimResult& result) { return table_of(result.summaries); })
         .def("deliveries", [](const SimResult& result) { return table_of(deliveries_of(result)); });
     m.def(

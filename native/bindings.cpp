@@ -23,6 +23,9 @@ namespace {
 
 using Bucket = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FetchedBytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+
 std::span<float> span_of(const Bucket& bucket) { return {bucket.data(), bucket.size()}; }
 
 std::span<const std::byte> span_of(const nb::bytes& bytes) {
@@ -76,6 +79,11 @@ void bind_wire(nb::module_& m) {
         .def_rw("lr_period", &wire::Header::lr_period)
         .def_rw("gain_full", &wire::Header::gain_full)
         .def_rw("gain_one", &wire::Header::gain_one)
+        .def_rw("blob_id", &wire::Header::blob_id)
+        .def_rw("blob_first", &wire::Header::blob_first)
+        .def_rw("blob_bytes", &wire::Header::blob_bytes)
+        .def_rw("run_bytes", &wire::Header::run_bytes)
+        .def_rw("edition", &wire::Header::edition)
         .def_prop_ro("stated_payload_bytes", &wire::stated_payload_bytes)
         .def("pack", [](const wire::Header& header) {
             const auto bytes = wire::pack(header);
@@ -253,6 +261,34 @@ void bind_udp(nb::module_& m) {
                 const nb::gil_scoped_release release;
                 if (!lane.wait(ticket, timeout_ns, *report)) report.reset();
                 return report;
+            },
+            "ticket"_a, "timeout_ns"_a)
+        .def(
+            "offer",
+            [](UdpLane& lane, std::uint64_t id, const Bytes& blob) {
+                const auto* const begin = reinterpret_cast<const std::byte*>(blob.data());
+                const nb::gil_scoped_release release;
+                lane.offer(id, std::make_shared<const std::vector<std::byte>>(begin, begin + blob.size()));
+            },
+            "id"_a, "blob"_a)
+        .def("withdraw", &UdpLane::withdraw, "id"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("fetch", &UdpLane::fetch, "server"_a, "id"_a, "most_bytes"_a,
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("cancel", &UdpLane::cancel, "ticket"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "take_fetched",
+            [](UdpLane& lane, Ticket ticket, Duration timeout_ns) {
+                auto fetched = std::make_unique<Fetched>();
+                {
+                    const nb::gil_scoped_release release;
+                    *fetched = lane.take_fetched(ticket, timeout_ns);
+                }
+                const auto status = static_cast<int>(fetched->status);
+                auto* const bytes = reinterpret_cast<std::uint8_t*>(fetched->bytes.data());
+                const std::size_t count = fetched->bytes.size();
+                const nb::capsule owner(fetched.release(),
+                                        [](void* p) noexcept { delete static_cast<Fetched*>(p); });
+                return std::pair(status, FetchedBytes(bytes, {count}, owner));
             },
             "ticket"_a, "timeout_ns"_a)
         .def("drop_report", &UdpLane::drop_report, "ticket"_a, nb::call_guard<nb::gil_scoped_release>())

@@ -8,7 +8,7 @@
 namespace tailcut {
 namespace {
 
-enum Alarm : std::uint8_t { kTimer, kEnter, kThaw, kWake, kInject };
+enum Alarm : std::uint8_t { kTimer, kEnter, kThaw, kWake, kInject, kState };
 
 constexpr std::uint64_t kEventsPerGlance = 1 << 16;
 
@@ -26,6 +26,7 @@ struct Host {
     std::vector<sim::Packet> socket;  // packets that wait while the host is frozen
     std::uint64_t socket_bytes = 0;
     std::vector<Time> finished_at;
+    std::size_t deeds_to_do = 0;  // with blobs: planned, or fetches under way
 };
 
 class Sim {
@@ -44,6 +45,8 @@ private:
     void pump(Rank rank);
     void send(Rank source, const Outgoing& out);
     void take_report(Rank rank, OpReport report);
+    void do_deed(const StateDeed& deed);
+    void take_fetched(Rank rank);
     Terms fixed_terms(Rank rank) const {
         Terms terms = spec_.terms;
         if (!spec_.planes_by_rank.empty())
@@ -103,6 +106,10 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
     result_.reports.resize(spec.ranks);
     result_.closed_at.assign(spec.ranks, kNever);
     open_hosts_ = spec.ranks;
+    for (std::uint32_t k = 0; k < spec.state_deeds.size(); ++k) {
+        ++hosts_[spec.state_deeds[k].rank].deeds_to_do;
+        network_.alarm(spec.state_deeds[k].at, spec.state_deeds[k].rank, kState, k);
+    }
     for (Rank rank = 0; rank < spec.ranks; ++rank) plan_entry(rank);
     for (const Freeze& freeze : spec.freezes) {
         if (freeze.until != kNever) network_.alarm(freeze.until, freeze.rank, kThaw);
@@ -157,6 +164,7 @@ void Sim::on_alarm(const sim::Happening& alarm) {
         host.timer_at = kNever;
     }
     if (host.entering && now() >= host.enter_at) enter(rank);
+    if (alarm.alarm == kState) do_deed(spec_.state_deeds[alarm.number]);
     host.core->advance(now());
     pump(rank);
 }
@@ -194,7 +202,7 @@ void Sim::plan_entry(Rank rank) {
     const Seq op = host.entered;
     if (host.entering || host.leaving) return;
     if (op >= spec_.ops_by_rank[rank]) {
-        if (host.ended_ops < op) return;
+        if (host.ended_ops < op || host.deeds_to_do > 0) return;
         host.leaving = true;
         host.linger_until = now() + spec_.linger;
         host.core->say_goodbye();
@@ -235,6 +243,7 @@ void Sim::pump(Rank rank) {
         auto& reports = host.core->reports();
         for (OpReport& report : reports) take_report(rank, std::move(report));
         reports.clear();
+        take_fetched(rank);
         plan_entry(rank);
         if (!host.leaving || !host.core->transmit(now(), out)) break;
         send(rank, out);
@@ -264,6 +273,35 @@ void Sim::take_report(Rank rank, OpReport report) {
         result_.summaries.push_back(summary_of(rank, report));
     else
         result_.reports[rank].push_back(std::move(report));
+}
+
+void Sim::do_deed(const StateDeed& deed) {
+    StateChannel& state = *hosts_[deed.rank].core->state();
+    std::size_t& to_do = hosts_[deed.rank].deeds_to_do;
+    switch (deed.kind) {
+        case StateDeed::Kind::kOffer:
+            state.offer(deed.id, deed.blob);
+            --to_do;
+            break;
+        case StateDeed::Kind::kWithdraw:
+            state.withdraw(deed.id);
+            --to_do;
+            break;
+        case StateDeed::Kind::kFetch:
+            state.fetch(deed.ticket, deed.server, deed.id, deed.most_bytes);
+            break;
+        case StateDeed::Kind::kCancel:  // and so the fetch is not waited for either
+            state.cancel(deed.ticket);
+            to_do -= 2;
+    }
+}
+
+void Sim::take_fetched(Rank rank) {
+    StateChannel* const state = hosts_[rank].core->state();
+    if (!state) return;
+    hosts_[rank].deeds_to_do -= state->fetched().size();
+    for (Fetched& fetched : state->fetched()) result_.fetched.push_back({rank, now(), std::move(fetched)});
+    state->fetched().clear();
 }
 
 // ---- packets ----------------------------------------------------------------------------------------------

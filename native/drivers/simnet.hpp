@@ -17,6 +17,7 @@
 
 #include "protocol/core.hpp"
 #include "protocol/sending/path.hpp"
+#include "protocol/state/state_channel.hpp"
 #include "sim/host_freezes.hpp"
 #include "sim/host_hangs.hpp"
 #include "sim/network.hpp"
@@ -33,6 +34,24 @@ struct Injection {
     std::vector<std::byte> datagram;
 };
 
+// What the program of a rank does with blobs at a given time.
+struct StateDeed {
+    enum class Kind : std::uint8_t { kOffer, kWithdraw, kFetch, kCancel } kind;
+    Time at;
+    Rank rank;
+    std::uint64_t id;
+    Blob blob;                     // kOffer
+    Rank server = 0;               // kFetch
+    std::uint64_t most_bytes = 0;  // kFetch
+    Ticket ticket = 0;             // kFetch, kCancel
+};
+
+struct SimFetched {
+    Rank rank;
+    Time at;
+    Fetched fetched;
+};
+
 struct SimSpec : sim::NetworkSpec {
     Rank ranks = 1;
     Rank rows = 1;  // rows of a grid
@@ -40,6 +59,7 @@ struct SimSpec : sim::NetworkSpec {
     std::vector<Freeze> freezes;
     std::vector<sim::Hang> hangs;
     std::vector<Injection> injections;
+    std::vector<StateDeed> state_deeds;  // a rank says goodbye after its last one, and when all has come
     std::uint32_t socket_buffer_bytes = 1 << 20;
     codec::PacketLimits limits{1280, 0};
     wire::Codec codec = wire::Codec::kRaw;
@@ -122,6 +142,7 @@ struct SimResult {
     std::uint64_t events = 0;
     Time ended_at = 0;
     std::vector<SimPacket> record;
+    std::vector<SimFetched> fetched;  // in the order of ending
 };
 
 // buckets[k][r]: the bucket of rank r in its op k, overwritten with the result.

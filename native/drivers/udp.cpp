@@ -115,6 +115,48 @@ void UdpLane::drop_report(Ticket ticket) {
     shared_->reports.erase(ticket);
 }
 
+void UdpLane::command(StateCommand command) {
+    if (shared_->ended || !engine_) return;
+    shared_->state_commands.push_back(std::move(command));
+    if (std::exchange(shared_->asleep, false)) wake();
+}
+
+void UdpLane::offer(std::uint64_t id, Blob blob) {
+    const std::lock_guard lock(shared_->mutex);
+    command([id, blob = std::move(blob)](StateChannel& state) { state.offer(id, blob); });
+}
+
+void UdpLane::withdraw(std::uint64_t id) {
+    const std::lock_guard lock(shared_->mutex);
+    command([id](StateChannel& state) { state.withdraw(id); });
+}
+
+Ticket UdpLane::fetch(Rank server, std::uint64_t id, std::uint64_t most_bytes) {
+    const std::lock_guard lock(shared_->mutex);
+    const Ticket ticket = shared_->next_ticket++;
+    command([=](StateChannel& state) { state.fetch(ticket, server, id, most_bytes); });
+    return ticket;
+}
+
+void UdpLane::cancel(Ticket ticket) {
+    const std::lock_guard lock(shared_->mutex);
+    // The engine thread erases it, so that it is not published afterwards.
+    command([this, ticket](StateChannel& state) {
+        state.cancel(ticket);
+        const std::lock_guard lock(shared_->mutex);
+        shared_->fetched.erase(ticket);
+    });
+}
+
+Fetched UdpLane::take_fetched(Ticket ticket, Duration timeout) {
+    std::unique_lock lock(shared_->mutex);
+    const auto there = [&] { return shared_->ended || shared_->fetched.contains(ticket); };
+    if (!there() && !shared_->reported.wait_for(lock, std::chrono::nanoseconds(timeout), there))
+        return {ticket, FetchStatus::kPending, {}};
+    if (auto found = shared_->fetched.extract(ticket)) return std::move(found.mapped());
+    return {ticket, FetchStatus::kClosed, {}};
+}
+
 std::string UdpLane::failure() const {
     const std::lock_guard lock(shared_->mutex);
     return shared_->failure.data();
@@ -224,16 +266,21 @@ void UdpLane::serve() {
 void UdpLane::take_commands() {
     std::vector<Submission> submissions;
     std::vector<std::function<void(Core&)>> notices;
+    std::vector<StateCommand> state_commands;
     Duration linger;
     {
         const std::lock_guard lock(shared_->mutex);
-        if (shared_->submissions.empty() && !shared_->close_changed) return;
+        if (shared_->submissions.empty() && shared_->state_commands.empty() && !shared_->close_changed)
+            return;
         submissions.swap(shared_->submissions);
+        state_commands.swap(shared_->state_commands);
         linger = std::exchange(shared_->close_changed, false) ? shared_->close_linger : -1;
         notices.swap(shared_->notices);
     }
     for (const auto& notice : notices) notice(*core_);
     const Time now = clock_now();
+    if (StateChannel* const state = core_->state())
+        for (const StateCommand& command : state_commands) command(*state);
     for (const Submission& submission : submissions)
         core_->submit(now, submission.ticket, submission.bucket, submission.terms);
     if (linger < 0) return;
@@ -308,15 +355,23 @@ bool UdpLane::send() {
 }
 
 void UdpLane::publish() {
-    if (core_->reports().empty()) return;
+    StateChannel* const state = core_->state();
+    const bool fetched = state && !state->fetched().empty();
+    if (core_->reports().empty() && !fetched) return;
     {
         const std::lock_guard lock(shared_->mutex);
+        if (fetched)
+            for (Fetched& blob : state->fetched()) {
+                const Ticket ticket = blob.ticket;
+                shared_->fetched.emplace(ticket, std::move(blob));
+            }
         for (OpReport& report : core_->reports()) {
             const Ticket ticket = report.ticket;
             shared_->reports.emplace(ticket, std::move(report));
         }
     }
     core_->reports().clear();
+    if (fetched) state->fetched().clear();
     shared_->reported.notify_all();
 }
 
@@ -337,7 +392,8 @@ void UdpLane::take_stats() {
 void UdpLane::sleep() {
     {
         const std::lock_guard lock(shared_->mutex);
-        if (!shared_->submissions.empty() || shared_->close_changed) return;
+        if (!shared_->submissions.empty() || !shared_->state_commands.empty() || shared_->close_changed)
+            return;
         shared_->asleep = true;
         take_stats();
     }

@@ -20,6 +20,7 @@
 #include "drivers/trimmed.hpp"
 #include "protocol/core.hpp"
 #include "protocol/sending/path.hpp"
+#include "protocol/state/state_channel.hpp"
 
 namespace tailcut {
 
@@ -66,6 +67,15 @@ public:
     // ask again.
     bool wait(Ticket ticket, Duration timeout, OpReport& report);
     void drop_report(Ticket ticket);
+
+    // Blobs that ranks fetch from each other (protocol/state/). In a grid a fetch stays pending.
+    void offer(std::uint64_t id, Blob blob);
+    void withdraw(std::uint64_t id);
+    Ticket fetch(Rank server, std::uint64_t id, std::uint64_t most_bytes);
+    void cancel(Ticket ticket);  // nobody will take it
+    // Blocks for at most `timeout`, and takes what came. A fetch that is under way is pending.
+    Fetched take_fetched(Ticket ticket, Duration timeout);
+
     // Why the engine stopped; empty while it runs. Ops then end with Status::kFailed.
     std::string failure() const;
 
@@ -87,6 +97,9 @@ private:
         Terms terms;
     };
 
+    using StateCommand = std::function<void(StateChannel&)>;
+
+    void command(StateCommand command);  // called under the lock
     void run();
     void serve();
     void take_commands();
@@ -123,6 +136,8 @@ private:
         std::vector<Submission> submissions;
         std::vector<std::function<void(Core&)>> notices;
         std::unordered_map<Ticket, OpReport> reports;
+        std::vector<StateCommand> state_commands;
+        std::unordered_map<Ticket, Fetched> fetched;
         LaneStats stats;
         Ticket next_ticket = 1;
         Duration close_linger = -1;  // < 0: stay open

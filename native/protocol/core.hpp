@@ -17,6 +17,8 @@
 
 namespace tailcut {
 
+class StateChannel;
+
 class Core {
 public:
     virtual ~Core() = default;
@@ -43,7 +45,8 @@ public:
     virtual Time next_timer() const = 0;
     virtual void advance(Time now) = 0;
 
-    virtual std::vector<OpReport>& reports() = 0;  // of ended ops; the driver takes them
+    virtual StateChannel* state() { return nullptr; }  // none: blobs are neither offered nor fetched
+    virtual std::vector<OpReport>& reports() = 0;      // of ended ops; the driver takes them
     virtual Counters counters() const = 0;
     virtual std::size_t pool_used_bytes() const = 0;
     virtual std::size_t memory_bytes() const = 0;

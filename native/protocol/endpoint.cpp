@@ -26,7 +26,8 @@ Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& pe
       context_(settings.shape, settings.codec, Links::limits(settings, peers), settings.elided, roster_,
                links_.audience, memory_, *values_, carry_, scratch_),
       ops_(settings_, context_, roster_, links_, pools_, accounts_, listener),
-      outbox_(settings_, roster_, ops_, links_, pools_, accounts_) {}
+      state_(settings, links_),
+      outbox_(settings_, roster_, ops_, links_, pools_, accounts_, state_) {}
 
 // ---- the local rank ---------------------------------------------------------------------------------------
 
@@ -121,6 +122,9 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
         case wire::Type::kGoodbye:
             on_goodbye(now, header, payload);
             break;
+        case wire::Type::kState:
+            if (const auto reason = state_.receive(now, header, payload)) accounts_.reject(*reason);
+            break;
         case wire::Type::kData:
             on_data(now, header, payload);
     }
@@ -185,10 +189,13 @@ void Endpoint::spread_news() {
     if (ops_.take_news()) outbox_.note_news();
 }
 
-Time Endpoint::next_timer() const { return std::min(ops_.next_timer(), outbox_.next_timer()); }
+Time Endpoint::next_timer() const {
+    return std::min({ops_.next_timer(), outbox_.next_timer(), state_.next_timer()});
+}
 
 void Endpoint::advance(Time now) {
     ops_.advance(now);
+    state_.advance(now);
     outbox_.advance(now);
     spread_news();
 }

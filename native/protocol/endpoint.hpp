@@ -20,6 +20,7 @@
 #include "protocol/sending/outbox.hpp"
 #include "protocol/sending/peer_pools.hpp"
 #include "protocol/settings.hpp"
+#include "protocol/state/state_channel.hpp"
 #include "protocol/values/values.hpp"
 
 namespace tailcut {
@@ -55,6 +56,7 @@ public:
     std::size_t pool_used_bytes() const override { return memory_.pool_used_bytes(); }
     std::size_t memory_bytes() const override { return memory_.total_bytes(); }
     Duration rtt(Rank rank) const override { return links_[rank].path.rtt(); }
+    StateChannel* state() override { return &state_; }
     bool contributing() const override { return ops_.contributing(); }
     std::size_t in_flight() const override { return ops_.in_flight(); }
 
@@ -87,6 +89,7 @@ private:
     Scratch scratch_;
     const OpContext context_;
     Ops ops_;
+    StateChannel state_;
     Outbox outbox_;
 };
 

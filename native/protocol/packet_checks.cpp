@@ -14,6 +14,9 @@ std::optional<wire::Reject> check_sender(const Settings& settings, const wire::H
     // There is only one epoch and one incarnation yet.
     if (header.epoch != 0 || header.incarnation != 0) return wire::Reject::kEpoch;
     if (header.type == wire::Type::kData) return std::nullopt;
+    if (header.type == wire::Type::kState)  // a run that was trimmed is asked for again
+        return payload_bytes == wire::stated_payload_bytes(header) ? std::nullopt
+                                                                   : std::optional(wire::Reject::kShape);
     const bool report_ok =
         payload_bytes <= sizeof(Arrivals::Report) && payload_bytes % sizeof(std::uint64_t) == 0;
     return report_ok ? std::nullopt : std::optional(wire::Reject::kShape);

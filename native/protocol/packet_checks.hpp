@@ -11,7 +11,7 @@
 
 namespace tailcut {
 
-// Checks W4, W5 and W13, and W7 of FEEDBACK and GOODBYE.
+// Checks W4, W5 and W13, and W7 of FEEDBACK, GOODBYE and STATE.
 std::optional<wire::Reject> check_sender(const Settings& settings, const wire::Header& header,
                                          std::size_t payload_bytes);
 // Checks W3, W7 and W8 of DATA.

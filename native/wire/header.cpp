@@ -12,7 +12,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
 
 // Byte offsets (docs/wire-format.md, table 1). The name after a slash is the field that FEEDBACK and GOODBYE
-// keep at the same offset.
+// keep at the same offset, and the last name that of STATE.
 enum Offset : std::size_t {
     kAtMagic = 0,
     kAtVersion = 1,
@@ -24,18 +24,18 @@ enum Offset : std::size_t {
     kAtEpoch = 14,
     kAtNumber = 16,
     kAtSeq = 20,
-    kAtKey = 24,        // / error_energy
+    kAtKey = 24,        // / error_energy / blob_id, 8 bytes
     kAtBucketLen = 28,  // / arrival_us
-    kAtFirst = 32,      // / echo_us
+    kAtFirst = 32,      // / echo_us / blob_first, 8 bytes
     kAtCount = 36,      // / latest, 4 bytes
     kAtShard = 38,
     kAtStamp = 40,
-    kAtEntry = 44,     // / delay_us
-    kAtScale = 48,     // / lr_scale
+    kAtEntry = 44,     // / delay_us / run_bytes
+    kAtScale = 48,     // / lr_scale / blob_bytes, 8 bytes
     kAtGainFull = 52,  // / share
     kAtGainOne = 54,   // / lr_period
     kAtIncarnation = 56,
-    kAtLossScaleTag = 58,  // / error_op
+    kAtLossScaleTag = 58,  // / error_op / edition
     kAtIncast = 60,
     kAtZero = 61,
     kAtStandsFor = 62,  // / zero, 2 bytes
@@ -44,6 +44,7 @@ enum Offset : std::size_t {
 std::uint16_t known_flags(std::uint8_t type) {
     if (type == static_cast<std::uint8_t>(Type::kData))
         return kReplyWanted | kGatherStage | kEmpty | kNonFinite | kLastPart | kOver | kMulticast | kVerdict;
+    if (type == static_cast<std::uint8_t>(Type::kState)) return kAnswer | kAbsent;
     return kReplyWanted | kGoodbyeKnown |
            (type == static_cast<std::uint8_t>(Type::kFeedback) ? kMulticast : 0);
 }
@@ -70,6 +71,18 @@ bool sound_scale(const Header& header) {
     };
     const bool marked = header.scale != header.scale && header.flags & kNonFinite;
     return (scale_ok || marked) && sound(header.gain_full) && sound(header.gain_one);
+}
+
+bool sound_state(const Header& header) {
+    if (!header.answer())
+        return !header.absent() && header.blob_bytes == 0 && header.run_bytes > 0 &&
+               header.run_bytes <= kMostRunBytes;
+    if (header.absent()) return header.blob_bytes == 0 && header.run_bytes == 0;
+    if (header.edition == 0 || header.run_bytes > kMostRunBytes) return false;
+    // Only an empty blob has an empty run.
+    return header.blob_first <= header.blob_bytes &&
+           header.run_bytes <= header.blob_bytes - header.blob_first &&
+           (header.run_bytes > 0 || header.blob_bytes == 0);
 }
 
 std::uint32_t granules(const Header& header) { return (header.count + 63u) / 64; }
@@ -121,6 +134,12 @@ HeaderBytes pack(const Header& header) {
         put(bytes, kAtGainOne, header.gain_one);
         put(bytes, kAtLossScaleTag, header.loss_scale_tag);
         put(bytes, kAtStandsFor, header.stands_for);
+    } else if (header.type == Type::kState) {
+        put(bytes, kAtKey, header.blob_id);
+        put(bytes, kAtFirst, header.blob_first);
+        put(bytes, kAtEntry, header.run_bytes);
+        put(bytes, kAtScale, header.blob_bytes);
+        put(bytes, kAtLossScaleTag, header.edition);
     } else {
         put(bytes, kAtKey, header.error_energy);
         put(bytes, kAtBucketLen, header.arrival_us);
@@ -153,7 +172,7 @@ Parsed parse(std::span<const std::byte> datagram) {
         field = get<std::remove_reference_t<decltype(field)>>(datagram, at);
     };
     take(header.flags, kAtFlags);
-    if (type < static_cast<std::uint8_t>(Type::kData) || type > static_cast<std::uint8_t>(Type::kGoodbye) ||
+    if (type < static_cast<std::uint8_t>(Type::kData) || type > static_cast<std::uint8_t>(Type::kState) ||
         (header.flags & ~known_flags(type)) || !known_codec(type, codec >> 5, codec & 31))
         return refuse(Reject::kType);
     header.type = static_cast<Type>(type);
@@ -187,6 +206,13 @@ Parsed parse(std::span<const std::byte> datagram) {
         const bool gather = header.stage() == Stage::kGather;
         if (!sound_scale(header) || (!gather && header.flags & (kMulticast | kVerdict)))
             return refuse(Reject::kShape);
+    } else if (header.type == Type::kState) {
+        take(header.blob_id, kAtKey);
+        take(header.blob_first, kAtFirst);
+        take(header.run_bytes, kAtEntry);
+        take(header.blob_bytes, kAtScale);
+        take(header.edition, kAtLossScaleTag);
+        if (!sound_state(header)) return refuse(Reject::kShape);
     } else {
         take(header.error_energy, kAtKey);
         take(header.arrival_us, kAtBucketLen);
@@ -212,6 +238,7 @@ std::uint16_t source_of(std::span<const std::byte> datagram) {
 }
 
 std::size_t stated_payload_bytes(const Header& header) {
+    if (header.type == Type::kState) return header.answer() ? header.run_bytes : 0;
     if (header.type != Type::kData || header.empty()) return 0;
     if (header.codec == Codec::kRaw) return std::size_t{header.count} * sizeof(float);
     return std::size_t{granules(header)} * 8 * header.planes +

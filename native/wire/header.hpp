@@ -16,8 +16,7 @@ inline constexpr std::uint8_t kVersion = 2;
 inline constexpr std::uint32_t kNotEntered = 0xFFFFFFFF;
 inline constexpr std::uint64_t kTagMask = (std::uint64_t{1} << 48) - 1;
 
-// 4 is reserved for STATE, which will be fetched reliably; no rank serves it yet.
-enum class Type : std::uint8_t { kData = 1, kFeedback = 2, kGoodbye = 3 };
+enum class Type : std::uint8_t { kData = 1, kFeedback = 2, kGoodbye = 3, kState = 4 };
 enum class Codec : std::uint8_t { kRaw = 0, kPlanes = 1 };
 enum class Stage : std::uint8_t { kScatter = 0, kGather = 1 };
 
@@ -31,9 +30,13 @@ enum Flag : std::uint16_t {
     kVerdict = 256,    // GATHER: a contribution that the owner has accepted holds an Inf or a NaN
     // FEEDBACK, GOODBYE
     kGoodbyeKnown = 1,  // the destination's GOODBYE has been heard
-    // all
+    // STATE
+    kAnswer = 1,  // set: a run of a blob; clear: a request for one
+    kAbsent = 2,  // on an answer: the source does not offer the blob
+    // DATA, FEEDBACK, GOODBYE
     kReplyWanted = 8,  // answer at once
-    kExtension = 64,   // key id, counter and tag follow the header; not implemented, so refused
+    // all
+    kExtension = 64,  // key id, counter and tag follow the header; not implemented, so refused
     // DATA of GATHER, FEEDBACK
     // its number, or what it reports, is from the one count that a source keeps for all members
     kMulticast = 32,
@@ -69,7 +72,8 @@ struct Header {
     std::uint16_t incarnation = 0;  // which incarnation of the source sent it
     std::uint16_t source = 0;
     std::uint32_t number = 0;  // of the datagram, counted per source and destination; but see kMulticast
-    // DATA: the op; FEEDBACK: ops entered; GOODBYE: the first op neither entered nor served.
+    // DATA: the op; FEEDBACK: ops entered; GOODBYE: the first op neither entered nor served; STATE: the fetch,
+    // as the rank that asks counts them.
     std::uint32_t seq = 0;
     std::uint32_t stamp_us = 0;  // strictly increasing per source and destination
 
@@ -106,8 +110,18 @@ struct Header {
     float error_energy = 0;
     std::uint16_t error_op = 0;
 
+    // STATE: a run of the bytes of a blob
+    std::uint64_t blob_id = 0;
+    std::uint64_t blob_first = 0;  // first byte of the run
+    std::uint64_t blob_bytes = 0;  // of the whole blob; a request: 0
+    std::uint32_t run_bytes = 0;   // asked for, or in the payload
+    // Which offer of this id it is; 0 in a request that takes any. Two offers of one id are never mixed.
+    std::uint16_t edition = 0;
+
     Stage stage() const { return flags & kGatherStage ? Stage::kGather : Stage::kScatter; }
     bool empty() const { return flags & kEmpty; }
+    bool answer() const { return flags & kAnswer; }
+    bool absent() const { return flags & kAbsent; }
     bool multicast() const { return flags & kMulticast; }
 };
 
@@ -126,6 +140,7 @@ std::uint64_t tag_of(std::span<const std::byte> datagram);
 // Reads only the source. The datagram must be at least as long as a header.
 std::uint16_t source_of(std::span<const std::byte> datagram);
 
+inline constexpr std::uint32_t kMostRunBytes = 65'535;  // no datagram holds more
 inline constexpr int kMaxPlanes = 16;
 inline constexpr float kLeastLrScale = 0.05f;
 inline constexpr int kMeasuredPlanes = 9;  // gains are stated up to this number of planes

@@ -53,6 +53,9 @@ class Stats:
     feedback_bytes: int = 0
     probe_packets: int = 0
     """Of the feedback packets, those that ask for an answer."""
+    state_packets: int = 0
+    """Packets sent to compare and to copy blocks of the training state (docs/resync.md)."""
+    state_bytes: int = 0
     lost_packets: int = 0
     """Contributions and means that were sent and found lost."""
     evicted_means: int = 0
@@ -72,6 +75,13 @@ class Stats:
     """Ops that others skipped for an Inf or a NaN, of which this rank learned only after it had applied its result."""
     uncorrected_packets: int = 0
     """Packets received that a switch had trimmed without correcting their lengths."""
+    drift: float = 0.0
+    """With ``attach``: how far this replica is from the others, relative to the norm of its parameters. It is
+    estimated, from blocks that were compared in turns (docs/resync.md)."""
+    resynced_blocks: int = 0
+    """Blocks of this replica that differed and were corrected."""
+    resynced_bytes: int = 0
+    """What was copied to correct blocks, and by ``resync()`` between ranks."""
     contributing: bool = True
     """False after this rank was too far behind, until ``resynced()``."""
     rejected: dict[str, int] = field(default_factory=dict)
@@ -117,6 +127,8 @@ class Stats:
             text += (
                 f"; this run spent {self.epsilon.total:.1%} of its {self.budget:.1%}{self.epsilon.sources()}"
             )
+        if self.drift or self.resynced_bytes:
+            text += f"; drift {self.drift:.1g}, {_with_unit(self.resynced_bytes)} resynced"
         text += "".join(f"; {note}" for note in self._notes())
         return text if self.contributing else f"{text}; too far behind, contributes nothing until resynced"
 

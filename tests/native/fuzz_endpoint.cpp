@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "codec/stripe.hpp"
@@ -30,6 +31,8 @@ using namespace tailcut;
 constexpr std::uint64_t kTag = 0x7461696C6375;
 constexpr std::size_t kGuard = 16;  // floats on each side of a bucket
 constexpr std::size_t kWireDatagrams = 64;
+constexpr std::ptrdiff_t kMostFetches = 8;  // under way at a rank
+constexpr std::uint64_t kMostBlobBytes = 4000;
 constexpr std::array<std::uint32_t, 12> kLengths = {0, 1, 63, 64, 65, 127, 128, 129, 300, 640, 1000, 2000};
 
 #define MUST(condition)                                                                  \
@@ -115,6 +118,9 @@ public:
     // At most `most` packets; the last `retracted` of them are retracted.
     std::vector<Datagram> transmit(Time now, std::size_t most, std::size_t retracted);
     void take_reports();
+    // One of what the local rank does with blobs: a small one is offered, withdrawn, fetched, or not fetched
+    // after all.
+    void use_state(std::uint32_t deed, Rank other, std::uint64_t id);
     void check_memory() const;
     void check_buckets() const {
         for (const auto& [ticket, bucket] : buckets_) bucket.check();
@@ -140,6 +146,7 @@ private:
     std::uint64_t kept_packets_ = 0;  // transmitted and not retracted
     // Ops whose shard may be outside of the pool, and its floats.
     std::vector<std::pair<Ticket, std::size_t>> in_flight_;
+    std::map<Ticket, bool> fetches_;  // whether they have ended
     std::size_t in_flight_floats_ = 0, in_flight_peak_ = 0;
 };
 
@@ -203,6 +210,22 @@ std::uint64_t Host::dealt_with() const {
     return sum;
 }
 
+void Host::use_state(std::uint32_t deed, Rank other, std::uint64_t id) {
+    StateChannel& state = *endpoint.state();
+    const auto under_way = [](const auto& fetch) { return !fetch.second; };
+    if (deed == 0)
+        state.offer(id, std::make_shared<const std::vector<std::byte>>(id * 500, std::byte{7}));
+    else if (deed == 1)
+        state.withdraw(id);
+    else if (deed == 2 && std::count_if(fetches_.begin(), fetches_.end(), under_way) < kMostFetches)
+        state.fetch(fetches_.emplace(fetches_.size(), false).first->first, other, id, kMostBlobBytes);
+    else if (deed == 3 && !fetches_.empty()) {
+        const Ticket ticket = id % fetches_.size();
+        state.cancel(ticket);
+        fetches_[ticket] = true;
+    }
+}
+
 void Host::receive(Time now, std::span<const std::byte> bytes) {
     // An exact copy on the heap, so that a read beyond the datagram is detected.
     const std::vector<std::byte> datagram(bytes.begin(), bytes.end());
@@ -229,6 +252,12 @@ void Host::take_reports() {
         MUST(report.ended_at >= report.entered_at);
     }
     endpoint.reports().clear();
+    for (const Fetched& fetched : endpoint.state()->fetched()) {
+        MUST(fetched.status != FetchStatus::kPending && fetched.bytes.size() <= kMostBlobBytes);
+        MUST(fetched.bytes.empty() || fetched.status == FetchStatus::kComplete);
+        MUST(!std::exchange(fetches_.at(fetched.ticket), true));
+    }
+    endpoint.state()->fetched().clear();
     const auto waiting = [](const auto& entry) { return !entry.second.reported; };
     MUST(endpoint.in_flight() ==
          static_cast<std::size_t>(std::count_if(buckets_.begin(), buckets_.end(), waiting)));
@@ -275,6 +304,11 @@ void Host::check_outgoing(const Outgoing& out) {
     MUST(stamps_[place] == 0 || !after(stamps_[place], header.stamp_us));
     MUST(header.stamp_us != 0);
     stamps_[place] = header.stamp_us;
+    if (header.type == wire::Type::kState) {
+        MUST(out.payload.size() == wire::stated_payload_bytes(header));
+        MUST(out.payload.size() <= peers_[out.to.rank()].limits.payload_bytes);
+        return;
+    }
     if (header.type != wire::Type::kData) {
         MUST(out.payload.size() <= sizeof(Arrivals::Report));
         return;
@@ -318,9 +352,11 @@ private:
     void exchange();
     void wait();
     void leave();
+    void use_state();
     void check();
 
     wire::Header any_header(Rank destination);
+    wire::Header any_state(wire::Header header);
     Datagram from_wire();
     Host& any_host() { return *hosts_[script_.below(ranks_)]; }
     void put(std::vector<Datagram> datagrams);
@@ -423,7 +459,7 @@ void Group::step() {
         case 13:
             return exchange();
         case 14:
-            return heed();
+            return script_.below(2) == 0 ? heed() : use_state();
         case 15:
             return leave();
     }
@@ -466,6 +502,7 @@ wire::Header Group::any_header(Rank destination) {
     header.flags = kind / 8 % 16;
     header.group_tag = kTag;
     header.source = static_cast<Rank>(script_.below(ranks_ + 1u));
+    if (kind % 32 == 2) return any_state(header);
     header.seq = hosts_[destination]->endpoint.ops().next_seq() + script_.below(12) - 6;
     const std::uint32_t length = script_.below(kLengths.size() + 1);
     header.bucket_len = length < kLengths.size() ? kLengths[length] : script_.take<std::uint32_t>();
@@ -493,13 +530,29 @@ wire::Header Group::any_header(Rank destination) {
     return header;
 }
 
+wire::Header Group::any_state(wire::Header header) {
+    const std::uint32_t kind = script_.take<std::uint8_t>();
+    header.type = wire::Type::kState;
+    header.flags = kind % 8 < 6 ? kind % 4 : kind;
+    header.stamp_us = static_cast<std::uint32_t>(now_ / kMicrosecond);
+    header.seq = script_.below(8);
+    header.blob_id = script_.below(10);
+    header.edition = static_cast<std::uint16_t>(script_.below(4));
+    const bool wild = kind >= 192;
+    header.run_bytes = wild ? script_.take<std::uint32_t>() : script_.take<std::uint8_t>() * 4;
+    header.blob_first = wild ? script_.take<std::uint64_t>() : script_.below(8) * header.run_bytes;
+    if (!header.answer() || header.absent()) return header;
+    header.blob_bytes = wild ? script_.take<std::uint64_t>() : header.blob_id * 500;
+    return header;
+}
+
 void Group::forge() {
     const auto destination = static_cast<Rank>(script_.below(ranks_));
     const wire::Header header = any_header(destination);
     const wire::HeaderBytes head = wire::pack(header);
     std::vector<std::byte> bytes(head.begin(), head.end());
     const std::uint32_t tail = script_.take<std::uint8_t>();
-    const std::size_t stated = wire::stated_payload_bytes(header);
+    const std::size_t stated = std::min<std::size_t>(wire::stated_payload_bytes(header), 1 << 16);
     bytes.resize(bytes.size() + (tail < 160   ? stated
                                  : tail < 200 ? stated * (tail - 160) / 40
                                               : tail * 4),
@@ -579,6 +632,15 @@ void Group::wait() {
     for (auto& host : hosts_) host->advance(now_);
 }
 
+void Group::use_state() {
+    Host& host = any_host();
+    const std::uint32_t deed = script_.below(8);
+    if (deed >= 4) return host.endpoint.resynced();
+    const auto other = static_cast<Rank>(script_.below(ranks_ + 1u));
+    host.use_state(deed, other, script_.below(10));
+    host.take_reports();
+}
+
 void Group::leave() {
     Host& host = any_host();
     const std::uint32_t how = script_.below(4);
@@ -594,6 +656,7 @@ void Group::check() {
         host->check_memory();
         host->check_buckets();
         accounted += host->endpoint.memory_bytes() + host->submitted_bytes();
+        accounted += (kMostFetches + 10) * (kMostBlobBytes + 1000);  // with the blobs that it offers
     }
     MUST(allocated() <= allocated_before_ + accounted);
 }

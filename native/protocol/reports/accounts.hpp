@@ -27,6 +27,10 @@ public:
         counters.feedback_bytes += sign * (wire::kHeaderBytes + out.payload.size());
         counters.probe_packets += sign * ((out.header.flags & wire::kReplyWanted) != 0);
     }
+    void count_state(const Outgoing& out, int sign = 1) {
+        counters.state_packets += sign;
+        counters.state_bytes += sign * (wire::kHeaderBytes + out.payload.size());
+    }
     // A packet of a stage that is over has come.
     void note_late(Time now, const wire::Header& header, std::size_t payload_bytes);
     void complete(OpReport& report, const Op& op);

@@ -21,6 +21,7 @@ struct Counters {
     std::uint64_t carried_contributions = 0, carried_means = 0, dropped_late_coords = 0;
     std::uint64_t evicted_late = 0;    // ops whose late parts were given up because the pool was full
     std::uint64_t split_verdicts = 0;  // ops that others skipped for an Inf or a NaN, heard of too late
+    std::uint64_t state_packets = 0, state_bytes = 0;  // sent: requests for blobs, and answers
     std::array<std::uint64_t, wire::kRejectReasons> rejected{};
 
     template <typename Visit>
@@ -29,6 +30,8 @@ struct Counters {
         visit("feedback_packets", &Counters::feedback_packets);
         visit("feedback_bytes", &Counters::feedback_bytes);
         visit("probe_packets", &Counters::probe_packets);
+        visit("state_packets", &Counters::state_packets);
+        visit("state_bytes", &Counters::state_bytes);
         visit("lost_packets", &Counters::lost_packets);
         visit("evicted_shards", &Counters::evicted_shards);
         visit("evicted_means", &Counters::evicted_means);

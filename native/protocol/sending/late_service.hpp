@@ -16,10 +16,10 @@ public:
 
     // An op whose mean the rank lacks, if now is the time to send it.
     Op* op_for(Rank rank);
+    bool nothing_else_to_send();
 
 private:
     Op* late_op(Rank rank);
-    bool nothing_else_to_send();
 
     const Roster& roster_;
     Ops& ops_;

@@ -12,13 +12,14 @@ constexpr std::size_t kBurstBytes = 60 * 1024;  // sent in a row to one peer: wh
 }  // namespace
 
 Outbox::Outbox(const Settings& settings, const Roster& roster, Ops& ops, Links& links, PeerPools& pools,
-               Accounts& accounts)
+               Accounts& accounts, StateChannel& state)
     : settings_(settings),
       roster_(roster),
       ops_(ops),
       links_(links),
       pools_(pools),
       accounts_(accounts),
+      state_(state),
       letterhead_(settings, ops),
       ready_(settings.shape.self, settings.shape.ranks),
       broadcast_(settings, roster, ops, links, pools, accounts, letterhead_, ready_),
@@ -29,14 +30,24 @@ Outbox::Outbox(const Settings& settings, const Roster& roster, Ops& ops, Links& 
 // ---- whose turn it is -------------------------------------------------------------------------------------
 
 bool Outbox::transmit(Time now, Outgoing& out) {
+    const bool state = state_.pending();
+    const bool found = (state && state_turns_.due(now) && next_state(now, out)) || next_alive(now, out) ||
+                       (state && late_service_.nothing_else_to_send() && next_state(now, out));
+    state_wake_ = !found && state ? state_turns_.due_at() : kNever;
+    if (!found) return false;
+    Traffic& traffic = accounts_.counters.traffic;
+    ++traffic.sent_packets;
+    traffic.sent_bytes += wire::kHeaderBytes + out.payload.size();
+    return true;
+}
+
+bool Outbox::next_alive(Time now, Outgoing& out) {
     for (; !ready_.empty(); ready_.pop(), burst_bytes_ = 0) {
         const Destination to = ready_.front();
         const bool found = to.is_everybody() ? broadcast_.next(now, out) : next_for(now, to.rank(), out);
         if (to.is_everybody()) next_probe_ = std::min(next_probe_, links_.everybody.probe.at());
         if (!found) continue;
-        Traffic& traffic = accounts_.counters.traffic;
-        ++traffic.sent_packets;
-        traffic.sent_bytes += wire::kHeaderBytes + out.payload.size();
+        state_turns_.note_other();
         burst_bytes_ += out.payload.size();
         if (burst_bytes_ >= kBurstBytes) {
             ready_.pass();
@@ -45,6 +56,15 @@ bool Outbox::transmit(Time now, Outgoing& out) {
         return true;
     }
     return false;
+}
+
+bool Outbox::next_state(Time now, Outgoing& out) {
+    if (!state_.next(now, out)) return false;
+    state_turns_.taken(now);
+    letterhead_.complete(out.header);
+    links_[out.to.rank()].path.stamp(now, out.header);
+    accounts_.count_state(out);
+    return true;
 }
 
 bool Outbox::next_for(Time now, Rank rank, Outgoing& out) {
@@ -205,6 +225,10 @@ void Outbox::retract(Time now, const Outgoing& out) {
     if (out.to.is_everybody()) return broadcast_.retract(now, out);
     const Rank rank = out.to.rank();
     Link& link = links_[rank];
+    if (out.header.type == wire::Type::kState) {
+        accounts_.count_state(out, -1);
+        return state_.retract(out);
+    }
     if (out.header.type != wire::Type::kData) {
         const bool reply_wanted = out.header.flags & wire::kReplyWanted;
         accounts_.count_word(out, -1);
@@ -354,6 +378,7 @@ void Outbox::ask_later(Time now, Rank rank) {
 
 void Outbox::advance(Time now) {
     ready_.advance(now);
+    if (now >= state_wake_) state_wake_ = kNever;
     if (now < next_probe_) return;
     broadcast_.ask(now);
     next_probe_ = links_.everybody.probe.at();

@@ -1,6 +1,7 @@
 // What an endpoint sends and to whom next, what became of it, and the probes that ask when no answer comes.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 
@@ -16,13 +17,15 @@
 #include "protocol/sending/ready_queue.hpp"
 #include "protocol/sending/shares.hpp"
 #include "protocol/settings.hpp"
+#include "protocol/state/background_turns.hpp"
+#include "protocol/state/state_channel.hpp"
 
 namespace tailcut {
 
 class Outbox {
 public:
     Outbox(const Settings& settings, const Roster& roster, Ops& ops, Links& links, PeerPools& pools,
-           Accounts& accounts);
+           Accounts& accounts, StateChannel& state);
 
     bool transmit(Time now, Outgoing& out);
     void retract(Time now, const Outgoing& out);  // not sent after all because the host is busy; newest first
@@ -46,10 +49,12 @@ public:
     void say_goodbye(Seq unserved_from);
 
     bool empty() const { return ready_.empty(); }
-    Time next_timer() const { return std::min(ready_.next_wake(), next_probe_); }
+    Time next_timer() const { return std::min({ready_.next_wake(), next_probe_, state_wake_}); }
     void advance(Time now);
 
 private:
+    bool next_alive(Time now, Outgoing& out);
+    bool next_state(Time now, Outgoing& out);
     bool next_for(Time now, Rank rank, Outgoing& out);
     bool next_data(Time now, Rank rank, Outgoing& out);
     bool next_of(Time now, Rank rank, Op& op, Outgoing& out);
@@ -70,6 +75,9 @@ private:
     Links& links_;
     PeerPools& pools_;
     Accounts& accounts_;
+    StateChannel& state_;
+    BackgroundTurns state_turns_;
+    Time state_wake_ = kNever;  // STATE was held back until then
     Letterhead letterhead_;
     ReadyQueue ready_;
     Broadcast broadcast_;

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from tailcut.engine.alarms import Alarms
 from tailcut.engine.buffers import Bucket
 from tailcut.engine.opening import Opening
+from tailcut.engine.state import State
 from tailcut.engine.totals import Totals, add_lanes
 from tailcut.errors import ClosedError, ConfigError, TailcutError
 from tailcut.report import Report, engine_failed, outcome_of
@@ -42,7 +43,7 @@ class _Entry(NamedTuple):
     key: Hashable
 
 
-def _hash_of(key: Hashable) -> int:
+def hash_of(key: Hashable) -> int:
     """The same on every rank, and 0 only for None."""
     return 0 if key is None else zlib.crc32(repr(key).encode()) or 1
 
@@ -52,6 +53,7 @@ class Ops:
 
     def __init__(self, opening: Opening, trim_bytes: int) -> None:
         self.lanes = opening.lanes
+        self.state = None if opening.grid.rows > 1 else State(opening.lanes[0])
         self._rank = opening.rank
         self._grid = opening.grid
         self._steering = opening.steering
@@ -73,7 +75,7 @@ class Ops:
             self._take_dropped()
             if key is not None and key in self._keys:
                 raise ConfigError(f"key {key!r} is still in flight; wait() for it first")
-            named = _hash_of(key)
+            named = hash_of(key)
             index = (named or self._calls) % len(self.lanes)
             self._calls += 1
             ticket = self.lanes[index].submit(bucket, self._steering.terms(bucket.size), named)
@@ -109,6 +111,12 @@ class Ops:
         for (lane, ticket), entry in list(self._in_flight.items()):
             if entry.flight() is None:
                 self.take(lane, ticket, 0)
+
+    def forget(self, key: Hashable, first: int, count: int) -> None:
+        """Carry nothing more of these coordinates of a bucket: what ended ops lack of them comes another way.
+        On a closed group it does nothing."""
+        named = hash_of(key)
+        self.lanes[named % len(self.lanes)].forget(named, first, count)
 
     def resynced(self) -> None:
         self.check_open()

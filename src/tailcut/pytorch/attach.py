@@ -20,9 +20,11 @@ from tailcut.config import Config, configured
 from tailcut.errors import ConfigError
 from tailcut.group import Group
 from tailcut.policy.budget import EXCESS
+from tailcut.pytorch.blocks import Bucket
 from tailcut.pytorch.demands import check_gradients, fitting, warn_of_what_blocks
 from tailcut.pytorch.reducer import Reducer
-from tailcut.pytorch.resync import copy_from
+from tailcut.pytorch.resync import Replica, copy_from
+from tailcut.pytorch.rolling import RollingResync
 from tailcut.pytorch.startup import announce, attachment_name, disabled, open_group, store_of, sum_up
 from tailcut.report import Report
 from tailcut.stats import Stats
@@ -33,14 +35,16 @@ def attach(
     config: Config | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     on_over_budget: Callable[[Stats], None] | None = None,
+    scaler: Any = None,
     **settings: Any,
 ) -> "Attachment":
     """Average the gradients of ``ddp`` through tailcut from now on. Every rank calls it, before any step.
 
     ``settings`` are fields of ``Config``, such as ``deadline_s=5``; they come before those of ``config``. If
-    ``optimizer`` is given, ``Attachment.resync`` copies its state too. ``on_over_budget`` is called when
-    gradients have cost more than ``config.budget`` for a hundred buckets in a row. Another thread calls it
-    while backward waits, and backward raises what it raises.
+    ``optimizer`` is given, its state is kept equal too (docs/resync.md), and that of ``scaler``, a
+    ``torch.amp.GradScaler``, is copied by ``Attachment.resync``. ``on_over_budget`` is called when gradients
+    have cost more than ``config.budget`` for a hundred buckets in a row. Another thread calls it while
+    backward waits, and backward raises what it raises.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise ConfigError(
@@ -48,7 +52,7 @@ def attach(
             "attach before torch.compile, and for HSDP use the backend 'tailcut'"
         )
     if disabled():
-        return Attachment(ddp, None, optimizer)
+        return Attachment(ddp, None, optimizer, scaler)
     check_gradients(ddp)
     config = fitting(configured(config, settings), ddp)
     process_group = ddp.process_group
@@ -60,7 +64,7 @@ def attach(
         config,
         on_over_budget,
     )
-    attachment = Attachment(ddp, group, optimizer)
+    attachment = Attachment(ddp, group, optimizer, scaler)
     try:
         ddp.register_comm_hook(attachment, average_bucket)
     except BaseException:
@@ -76,11 +80,17 @@ class Attachment:
     """The gradients of one DDP model. A context manager: leaving it closes the group."""
 
     def __init__(
-        self, ddp: DistributedDataParallel, group: Group | None, optimizer: torch.optim.Optimizer | None
+        self,
+        ddp: DistributedDataParallel,
+        group: Group | None,
+        optimizer: torch.optim.Optimizer | None,
+        scaler: Any = None,
     ) -> None:
         # A weak reference: the model holds its hook in C++, where the collector does not see the cycle.
         self._ddp: weakref.ref[DistributedDataParallel] | None = weakref.ref(ddp)
         self._optimizer = optimizer
+        self._scaler = scaler
+        self._resynced_bytes = 0
         self._earlier: dict[str, Any] = {}
         self._warned: set[str] = set()
         self._attached_at = notices.users_place()
@@ -90,6 +100,7 @@ class Attachment:
         if group is not None:
             farewell = partial(sum_up, group) if group.rank == 0 else None
             self._reducer = Reducer(group, self._listen, farewell)
+        self._rolling = self._roll(ddp) if group is not None else None
         self.reports: deque[Report] = deque(maxlen=group.config.window_ops if group else 0)
         """The reports of the latest ops, in order. One op is one bucket."""
 
@@ -106,7 +117,16 @@ class Attachment:
     def stats(self) -> Stats:
         """The totals, with those of the runs before a checkpoint."""
         now = self._reducer.stats() if self._reducer else Stats()
-        return now.plus(self._earlier)
+        return self._with_drift(now).plus(self._earlier)
+
+    def _with_drift(self, stats: Stats) -> Stats:
+        rolling = self._rolling
+        stats.resynced_bytes = self._resynced_bytes
+        if rolling is not None:
+            stats.drift = rolling.drift
+            stats.resynced_blocks = rolling.resynced_blocks
+            stats.resynced_bytes += rolling.resynced_bytes
+        return stats
 
     @property
     def lr_scale(self) -> float:
@@ -139,13 +159,25 @@ class Attachment:
         return ddp
 
     def resync(self, source: int = 0) -> None:
-        """Make all replicas equal to that of rank ``source``: parameters, buffers, optimizer state.
+        """Make all replicas equal to that of rank ``source``, bit for bit: parameters, buffers, optimizer
+        state, loss scale. Only what differs is copied.
 
         Every rank calls it. It uses DDP's own process group, so it is reliable and waits for every rank.
         """
-        copy_from(source, self._model(), self._optimizer)
+        replica = Replica(self._model(), self._optimizer, self._scaler)
+        step = self._rolling.step if self._rolling else 0
+        copied_bytes, step = copy_from(source, replica, step)
+        self._resynced_bytes += copied_bytes
+        if self._rolling is not None:
+            self._rolling.restart(step)
         if self._reducer:
             self._reducer.group.resynced()
+
+    def before_checkpoint(self) -> None:
+        """Make all replicas equal, so that a checkpoint of any rank is one of all. Every rank calls it, also
+        if only one then saves: ``attachment.before_checkpoint(); torch.save(...)``. Who skips it saves a
+        replica that may differ from the others by ``stats().drift``."""
+        self.resync()
 
     def close(self, linger_s: float | None = None) -> None:
         """Say goodbye to the other ranks and average nothing more. The end of the process does it too."""
@@ -155,7 +187,7 @@ class Attachment:
     def state_dict(self) -> dict[str, Any]:
         """The counts so far, for a checkpoint."""
         now = self._reducer.group.stats() if self._reducer else Stats()
-        return now.plus(self._earlier).counts()
+        return self._with_drift(now).plus(self._earlier).counts()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the counts of a checkpoint."""
@@ -175,8 +207,33 @@ class Attachment:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        self._ddp = self._optimizer = self._reducer = None
+        self._ddp = self._optimizer = self._scaler = self._reducer = self._rolling = None
+        self._resynced_bytes = 0
         self.reports = deque(maxlen=0)
+
+    def _roll(self, ddp: DistributedDataParallel) -> RollingResync | None:
+        """Begin rolling resync, if it is wanted and the group can."""
+        assert self._reducer is not None
+        group = self._reducer.group
+        state = group._ops.state
+        if state is None or group.world_size == 1 or group.config.drift_bound == 0:
+            return None
+        rolling = RollingResync(
+            group._ops,
+            state,
+            self._optimizer,
+            rank=group.rank,
+            ranks=group.world_size,
+            seed=group.config.seed,
+            bound=group.config.drift_bound,
+        )
+        self._reducer.companion = rolling
+        ddp.register_forward_pre_hook(self._before_forward)
+        return rolling
+
+    def _before_forward(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        if self._rolling is not None:
+            self._rolling.correct()
 
     def _listen(self, report: Report) -> None:
         self.reports.append(report)
@@ -204,5 +261,8 @@ def average_bucket(attachment: Attachment, bucket: GradBucket) -> torch.futures.
     """The hook of DDP. It returns at once. When the future completes, the bucket holds the mean."""
     assert attachment._reducer is not None
     # DDP rebuilds its buckets after the first step, so an index would then mean another bucket.
-    key = attachment._names.get(bucket.parameters()[0])
+    parameters = bucket.parameters()
+    key = attachment._names.get(parameters[0])
+    if attachment._rolling is not None:
+        attachment._rolling.enter(Bucket(key, tuple(parameters)), bucket.index() == 0, bucket.is_last())
     return attachment._reducer.average(bucket.buffer(), key).future

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,6 +22,7 @@ from tailcut.errors import BehindError, TailcutError
 from tailcut.group import Group, Work
 from tailcut.pytorch.staging import Passage, passage_of
 from tailcut.pytorch.startup import pass_on_news
+from tailcut.pytorch.thread import start
 from tailcut.report import Report
 from tailcut.stats import Stats
 
@@ -60,6 +61,10 @@ class Reduction:
         return self.tensor
 
 
+class Companion(Protocol):
+    def close(self) -> None: ...
+
+
 class Reducer:
     """Averages tensors through a group that it owns."""
 
@@ -69,6 +74,8 @@ class Reducer:
         self.group = group
         self._listener = listener
         self._farewell = farewell  # called once, when the group is closed
+        self.companion: Companion | None = None
+        """What works beside it with the same group, and ends with it."""
         self._seen_ops = 0  # how many ops the totals had when the user asked for them last
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -78,8 +85,8 @@ class Reducer:
         self._departures: queue.SimpleQueue[Departure | None] = queue.SimpleQueue()
         self._arrivals: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
         self._threads = [
-            _start("tailcut-depart", self._departures, Reducer._submit_departed, self),
-            _start("tailcut-complete", self._arrivals, Reducer._complete_ended, self),
+            start("tailcut-depart", self._departures, Reducer._submit_departed, self),
+            start("tailcut-complete", self._arrivals, Reducer._complete_ended, self),
         ]
         _open_reducers.add(self)
 
@@ -125,6 +132,8 @@ class Reducer:
                 work.put(None)
                 if thread is not threading.current_thread():
                     thread.join()
+            if self.companion is not None:
+                self.companion.close()
             _open_reducers.discard(self)
             farewell, self._farewell = self._farewell, None
             if farewell is not None and self.group.stats().ops != self._seen_ops:
@@ -177,23 +186,6 @@ class Reducer:
                 reduction.complete()
         except Exception as error:
             reduction.fail(error)
-
-
-def _start(
-    name: str, work: queue.SimpleQueue[Any], handle: Callable[[Reducer, Any], None], reducer: Reducer
-) -> threading.Thread:
-    """A thread that handles what is queued, until None comes. It does not keep an idle reducer alive."""
-    owner = weakref.ref(reducer)
-
-    def run() -> None:
-        while (item := work.get()) is not None:
-            if (there := owner()) is not None:
-                handle(there, item)
-            del there, item
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    return thread
 
 
 _open_reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()

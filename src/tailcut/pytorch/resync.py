@@ -1,10 +1,11 @@
-"""Makes replicas equal again: copies everything that training changes from one rank to all others.
+"""Makes replicas equal again: copies what differs of everything that training changes from one rank to all.
 
 It uses the process group that DDP was given, so it waits for every rank and loses nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,21 +13,74 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+RUN_BYTES = 1 << 20
+"""Tensors are compared and copied in runs of this length."""
 
-def copy_from(source: int, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
-    """Copy from ``source``, a rank of DDP's process group. Every rank calls it."""
+BROADCAST_BYTES = 32 << 20
+"""Runs are copied together, so many at a time: a broadcast takes a round trip, and memory."""
+
+
+class Replica(NamedTuple):
+    """What training changes at one rank."""
+
+    ddp: DistributedDataParallel
+    optimizer: torch.optim.Optimizer | None
+    scaler: Any
+    """A ``torch.amp.GradScaler``, or None."""
+
+
+def copy_from(source: int, replica: Replica, count: int) -> tuple[int, int]:
+    """Copy from ``source``, a rank of DDP's process group. Every rank calls it.
+
+    Returns how many bytes of tensors were copied, and the ``count`` of the source.
+    """
+    ddp, optimizer, scaler = replica
     group = ddp.process_group
     root = dist.get_global_rank(group, source)
     tensors = [*ddp.module.parameters(), *ddp.module.buffers()]
     if optimizer is not None:
         tensors += _agree_on_shape(root, group, optimizer)
+    plain: list[Any] = [count, scaler.state_dict() if scaler is not None else None]
+    dist.broadcast_object_list(plain, root, group=group)
+    if plain[1]:
+        scaler.load_state_dict(plain[1])
     with torch.no_grad():
-        for tensor in tensors:
-            # Adam keeps its step counts on the host, which NCCL does not reach.
-            contiguous = tensor.detach().to(ddp.device).contiguous()
-            dist.broadcast(contiguous, root, group=group)
-            if contiguous.data_ptr() != tensor.data_ptr():
-                tensor.detach().copy_(contiguous)
+        return _copy_what_differs(tensors, root, ddp), plain[0]
+
+
+def _copy_what_differs(tensors: list[torch.Tensor], root: int, ddp: DistributedDataParallel) -> int:
+    """Bytes copied. Runs that are equal on all ranks are only compared."""
+    own = [tensor.detach().contiguous() for tensor in tensors]
+    runs = [run for tensor in own for run in torch.split(tensor.view(-1).view(torch.uint8), RUN_BYTES)]
+    if not runs:
+        return 0
+    hashes = torch.tensor([_hash_of(run) for run in runs], device=ddp.device)
+    sources = hashes.clone()
+    dist.broadcast(sources, root, group=ddp.process_group)
+    differs = (hashes != sources).to(torch.int32)
+    dist.all_reduce(differs, dist.ReduceOp.MAX, ddp.process_group)
+    wanted = [run for run, one in zip(runs, differs.tolist(), strict=True) if one]
+    together = BROADCAST_BYTES // RUN_BYTES
+    for first in range(0, len(wanted), together):
+        _broadcast(wanted[first : first + together], root, ddp)
+    for tensor, contiguous in zip(tensors, own, strict=True):
+        if contiguous.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(contiguous)
+    return sum(run.numel() for run in wanted)
+
+
+def _broadcast(runs: list[torch.Tensor], root: int, ddp: DistributedDataParallel) -> None:
+    # Adam keeps its step counts on the host, which NCCL does not reach.
+    whole = torch.cat([run.to(ddp.device) for run in runs])
+    sizes = [run.numel() for run in runs]
+    dist.broadcast(whole, root, group=ddp.process_group)
+    for run, copied in zip(runs, torch.split(whole, sizes), strict=True):
+        run.copy_(copied)
+
+
+def _hash_of(run: torch.Tensor) -> int:
+    digest = hashlib.blake2b(run.cpu().numpy().data, digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
 
 
 class _Empty(NamedTuple):

@@ -1,0 +1,212 @@
+"""Rolling resync: block by block, a replica is compared with the owners of its blocks and corrected.
+
+Owns the turns of the blocks, which all ranks take alike, and the thread that compares. A step is one averaged
+backward pass: in its first bucket all ranks have the parameters of the same step. docs/resync.md explains it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from tailcut.engine.ops import Ops
+from tailcut.engine.state import State
+from tailcut.errors import TailcutError
+from tailcut.pytorch.blocks import Block, Bucket, Segment, cut, elementwise, segments
+from tailcut.pytorch.comparison import Comparison, SetAside
+from tailcut.pytorch.correction import Correction, apply
+from tailcut.pytorch.drift import words_of
+from tailcut.pytorch.thread import start
+from tailcut.pytorch.turns import URGENT_STEPS, Turns
+
+SHARE = 0.02
+"""Of the bytes of the gradients: what comparing and correcting all blocks in turns takes at most."""
+
+SPREAD_STEPS = 8
+"""A wish for that is for so many steps later: it travels with fingerprints, which take a few."""
+
+MOST_WAITING = 8
+"""Steps whose copies wait for the thread. If it does not keep up, blocks miss their turn."""
+
+
+class _Copied(NamedTuple):
+    step: int
+    blocks: Sequence[SetAside]
+    done: Sequence[torch.cuda.Event]
+    """When they have happened, the copies are made."""
+
+
+class _Restart:
+    """All replicas have been made equal."""
+
+
+class RollingResync:
+    """One replica. The hook of DDP tells it of buckets, and its module of forward passes."""
+
+    def __init__(
+        self,
+        ops: Ops,
+        state: State,
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        rank: int,
+        ranks: int,
+        seed: int,
+        bound: float,
+    ) -> None:
+        self._ops = ops
+        self._optimizer = optimizer
+        self._rank = rank
+        self._ranks = ranks
+        self._seed = seed
+        self._bound = bound
+        self.step = 0
+        """Averaged backward passes that have begun."""
+        self._buckets: list[Bucket] = []  # of this pass, so far
+        self._form: list[tuple[str | None, tuple[int, ...]]] = []  # of the buckets of the last pass
+        self._blocks: list[Block] = []
+        self._turns = Turns([], 0)  # of the blocks
+        self._valid_from = 0  # corrections of earlier steps are void
+        self._corrected: dict[Block, int] = {}  # when; copies up to then do not have it
+        self._corrections: deque[Correction] = deque()
+        self._failure: Exception | None = None  # the next forward pass raises it
+        self.resynced_blocks = 0
+        self.resynced_bytes = 0
+        self._comparison = Comparison(state, rank, ranks, seed)
+        self._work: queue.SimpleQueue[_Copied | _Restart | None] = queue.SimpleQueue()
+        self._thread = start("tailcut-resync", self._work, RollingResync._handle, self)
+
+    def restart(self, step: int) -> None:
+        """All replicas are equal, and all ranks call this with the same step."""
+        self.step = step
+        self._valid_from = step + 1
+        self._corrections.clear()
+        self._corrected.clear()
+        self._form, self._blocks = [], []  # the form of the state may be another one on this rank now
+        self._comparison.drift = 0.0
+        self._work.put(_Restart())
+
+    def close(self) -> None:
+        self._work.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    @property
+    def drift(self) -> float:
+        """The estimated norm of the difference to the owners, relative to that of the parameters."""
+        return self._comparison.drift
+
+    # ---- in the hook of DDP
+
+    def enter(self, bucket: Bucket, first: bool, last: bool) -> None:
+        """A bucket of gradients is about to be averaged. Nothing of the model changes meanwhile."""
+        try:
+            if first:
+                self.step += 1
+                self._buckets = []
+                self._work.put(self._set_aside())
+            self._buckets.append(bucket)
+            if last:
+                self._learn_form()
+        except Exception as error:  # what a hook raises would break DDP
+            self._failure = error
+
+    def _learn_form(self) -> None:
+        """Cut the buckets into blocks once two passes had the same: DDP rebuilds them after the first."""
+        form = [(bucket.key, tuple(map(id, bucket.parameters))) for bucket in self._buckets]
+        if form != self._form:
+            self._form, self._blocks = form, []
+        elif not self._blocks:
+            self._blocks = cut(self._buckets, self._ranks, self._seed)
+            names = max(
+                len(list(elementwise(parameter, self._optimizer)))
+                for bucket in self._buckets
+                for parameter in bucket.parameters
+            )
+            costs_bytes = [4 * block.count * names + 8 * words_of(names) for block in self._blocks]
+            coordinates = sum(block.count for block in self._blocks)
+            self._turns = Turns(costs_bytes, int(SHARE * 4 * coordinates))
+
+    def _set_aside(self) -> _Copied:
+        """Copies of the blocks whose turn it is. They are the same on all ranks."""
+        chosen = self._chosen() if self._blocks else []
+        if self._work.qsize() > MOST_WAITING:
+            chosen = []
+        asides = []
+        for block in chosen:
+            copies = [s._replace(values=s.values.clone()) for s in segments(block, self._optimizer)]
+            if copies:
+                asides.append(SetAside(block, copies))
+            if block.owner != self._rank:  # what the owner has applied comes with its copy
+                self._ops.forget(block.key, block.first, block.count)
+        return _Copied(self.step, asides, _events(copy for aside in asides for copy in aside.copies))
+
+    def _chosen(self) -> list[Block]:
+        wished = self._turns.all_soon(self._comparison.wish, self.step)
+        return [self._blocks[index] for index in sorted({*self._turns.blocks(self.step), *wished})]
+
+    # ---- in the thread
+
+    def _handle(self, work: _Copied | _Restart) -> None:
+        try:
+            if isinstance(work, _Restart):
+                self._comparison.restart()
+            elif work.step >= self._valid_from:
+                self._compare(work)
+        except Exception as error:
+            self._failure = error
+
+    def _compare(self, copied: _Copied) -> None:
+        for event in copied.done:
+            event.synchronize()
+        comparison = self._comparison
+        corrections = comparison.compare(copied.step)
+        self._corrections.extend(corrections)
+        exceeded = max(comparison.worst, comparison.drift) > self._bound
+        if exceeded and copied.step > comparison.wish + URGENT_STEPS + SPREAD_STEPS:
+            comparison.wish = copied.step + SPREAD_STEPS
+        if copied.blocks:
+            comparison.begin(copied.step, [_on_host(aside) for aside in copied.blocks])
+
+    # ---- before a forward pass
+
+    def correct(self) -> None:
+        """Apply what has come. Nothing of the model is in use."""
+        if self._failure is not None:
+            error, self._failure = self._failure, None
+            raise TailcutError("comparing the replicas failed; drift_bound=0 turns it off") from error
+        if self._corrections:
+            self._apply()
+
+    # Under torch.compile it would be compiled for the form of every block. torch.optim marks what it does not
+    # want compiled in the same way; the public torch.compiler.disable imports the compiler at once.
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def _apply(self) -> None:
+        while self._corrections:
+            correction = self._corrections.popleft()
+            corrected_at = self._corrected.get(correction.block, 0)
+            if correction.step <= max(corrected_at, self._valid_from - 1):
+                continue
+            if apply(correction, self._optimizer, self.step - correction.step + 1):
+                self._corrected[correction.block] = self.step
+                self.resynced_blocks += 1
+                self.resynced_bytes += sum(segment.values.nbytes for segment in correction.own)
+
+
+def _on_host(aside: SetAside) -> SetAside:
+    return SetAside(aside.block, [copy._replace(values=copy.values.cpu()) for copy in aside.copies])
+
+
+def _events(copies: Iterable[Segment]) -> list[torch.cuda.Event]:
+    """That the copies are made, on each device that makes them."""
+    events = []
+    for device in {copy.values.device for copy in copies if copy.values.is_cuda}:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        events.append(event)
+    return events
