@@ -17,8 +17,9 @@ std::optional<wire::Reject> check_sender(const Settings& settings, const wire::H
     if (header.type == wire::Type::kState)  // a run that was trimmed is asked for again
         return payload_bytes == wire::stated_payload_bytes(header) ? std::nullopt
                                                                    : std::optional(wire::Reject::kShape);
-    const bool report_ok =
-        payload_bytes <= sizeof(Arrivals::Report) && payload_bytes % sizeof(std::uint64_t) == 0;
+    const std::size_t lists = header.flags & wire::kCutsListed ? 2 : 1;
+    const bool report_ok = payload_bytes <= lists * sizeof(Arrivals::Words) &&
+                           payload_bytes % (lists * sizeof(std::uint64_t)) == 0;
     return report_ok ? std::nullopt : std::optional(wire::Reject::kShape);
 }
 

@@ -45,7 +45,7 @@ std::uint16_t known_flags(std::uint8_t type) {
     if (type == static_cast<std::uint8_t>(Type::kData))
         return kReplyWanted | kGatherStage | kEmpty | kNonFinite | kLastPart | kOver | kMulticast | kVerdict;
     if (type == static_cast<std::uint8_t>(Type::kState)) return kAnswer | kAbsent;
-    return kReplyWanted | kGoodbyeKnown |
+    return kReplyWanted | kGoodbyeKnown | kCutsListed |
            (type == static_cast<std::uint8_t>(Type::kFeedback) ? kMulticast : 0);
 }
 

@@ -30,6 +30,7 @@ enum Flag : std::uint16_t {
     kVerdict = 256,    // GATHER: a contribution that the owner has accepted holds an Inf or a NaN
     // FEEDBACK, GOODBYE
     kGoodbyeKnown = 1,  // the destination's GOODBYE has been heard
+    kCutsListed = 2,    // the second half of the payload lists means that came trimmed
     // STATE
     kAnswer = 1,  // set: a run of a blob; clear: a request for one
     kAbsent = 2,  // on an answer: the source does not offer the blob
@@ -152,7 +153,8 @@ constexpr std::size_t gain_table_bytes(int planes, bool measured) {
 
 // The payload of FEEDBACK and GOODBYE: words of 64 bits, one bit per number, set if that number has come.
 // `latest` lies in the last word, where the bits of later numbers are set as well. Every number before the
-// first word has come: this holds because a source has at most kMostInFlight numbers in flight.
+// first word has come: this holds because a source has at most kMostInFlight numbers in flight. With
+// kCutsListed as many words follow for the same numbers: a bit is set if a mean came trimmed and is wanted whole.
 inline constexpr std::size_t kReportWords = 128;
 inline constexpr std::uint32_t kMostInFlight = 64 * (kReportWords - 1);
 

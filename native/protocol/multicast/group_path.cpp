@@ -103,10 +103,8 @@ void GroupPath::settle(Time now, std::size_t index, const wire::Header& feedback
         [&](const Packet& packet) { return packet.waiting[index]; },
         [&](Packet& packet, bool came) {
             (came ? sample.delivered_bytes : sample.lost_bytes) += packet.bytes;
-            if (!came) {
-                lost.add(packet.parcel);
-                ++member.lost_packets;
-            }
+            if (!came || packet.parcel.cut) lost.add(packet.parcel);
+            member.lost_packets += !came;
             ++member.settled_packets;
             settle(packet, index);
         });

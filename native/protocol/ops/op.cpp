@@ -167,7 +167,9 @@ bool Op::put_contribution(Rank peer, std::uint32_t& step, Outgoing& out) {
 
 Op::Again Op::again(Rank peer, const Parcel& parcel) const {
     const bool gather = parcel.stage == wire::Stage::kGather;
-    const bool over = gather ? owned_->has_ended(peer) : ended_ && !parcel.empty;
+    // Planes that came trimmed are coarser, and are not waited for.
+    const bool coarse = parcel.cut && context_.codec == wire::Codec::kPlanes;
+    const bool over = gather ? coarse || owned_->has_ended(peer) : ended_ && !parcel.empty;
     if (!over) return Again::kNow;
     return context_.carries(plan_) ? Again::kLate : Again::kNever;
 }
@@ -191,6 +193,7 @@ bool Op::repeat(Time now, Rank peer, const Parcel& parcel, Outgoing& out) {
     if (parcel.last_part) out.header.flags |= wire::kLastPart;
     complete_header(now, peer, out);
     out.parcel = parcel;
+    out.parcel.cut = false;
     out.again = true;
     return true;
 }
@@ -333,7 +336,7 @@ void Op::drop_late_contributions() {
 void Op::end_carrying() {
     context_.carry.learn(plan_, means_->correlation());
     if (non_finite())
-        context_.carry.give_back(plan_.seq);
+        context_.carry.skip(plan_.seq, plan_.seq + 1);
     else
         report_.carried_coords = context_.carry.add_means(plan_, loss_scale_tag_, bucket_);
 }

@@ -301,7 +301,8 @@ void Ops::end(Time now, Slot& slot, Op& op, Status status, Ending ending) {
     if (status != Status::kComplete) roster_.note_partial(report.entered_at);
     accounts_.complete(report, op);
     if (ReceivedMeans means = op.take_means(); context_.carries(means.plan())) {
-        if (status <= Status::kPartial && means.lacking()) context_.carry.keep(std::move(means));
+        if (status <= Status::kPartial && !op.non_finite() && means.lacking())
+            context_.carry.keep(std::move(means));
         late_.insert(op.seq());
     }
     report.lr_scale = roster_.lr_scale();

@@ -191,10 +191,17 @@ void OwnedShard::reduce_complete(std::uint32_t first, std::uint32_t last, Time n
         while (end < last && due(end)) ++end;
         complete_.set(first, end);
         complete_granules_ += end - first;
-        non_finite_ |= values_->reduce(first, end, arrived_, fresh_);
+        if (values_->reduce(first, end, arrived_, fresh_)) note_non_finite();
         take_fresh();
     }
     if (closed()) closed_at_ = now;
+}
+
+// Rule 10: nobody applies the op, so nothing is carried into it or out of it.
+void OwnedShard::note_non_finite() {
+    non_finite_ = true;
+    values_->skip();
+    context_.carry.skip(plan_.seq, plan_.seq + 1);
 }
 
 void OwnedShard::reduce_more() {

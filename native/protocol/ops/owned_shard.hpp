@@ -99,6 +99,7 @@ private:
     void decide(Rank rank, Time now);
     void reduce_complete(std::uint32_t first, std::uint32_t last, Time now);
     void take_fresh();
+    void note_non_finite();
     void append(Run run);
     std::optional<Run> unsent(Destination to) const;
     bool covers(Destination to) const {

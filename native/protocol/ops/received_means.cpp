@@ -24,21 +24,27 @@ void ReceivedMeans::enter(Time now, std::span<float> bucket, bool own) {
 std::optional<wire::Reject> ReceivedMeans::place(Time now, const wire::Header& header,
                                                  std::span<const std::byte> payload) {
     const Rank shard = header.shard;
+    GranuleSet& answered = answered_[shard];
     const std::uint32_t first = header.first / kGranule;
     std::uint32_t last = header.count == 0 ? plan_.layout.granules(shard)  // EMPTY for the whole shard
                                            : first + (header.count + kGranule - 1) / kGranule;
-    if (answered_[shard].any(first, last)) return wire::Reject::kDuplicate;
+    const std::uint32_t before = answered.count(first, last);
+    // What came trimmed before may come whole now.
+    const bool whole = !header.empty() && payload.size() == wire::stated_payload_bytes(header);
+    if (before > 0 && !(whole && values_->refine(header, first, last, answered)))
+        return wire::Reject::kDuplicate;
     last_at_[header.source] = now;
     if (header.flags & wire::kLastPart) last_parts_.note(header.source, now);
-    if (!header.empty()) {
-        last = first + wire::delivered_granules(header, payload.size());
-        if (first == last) return std::nullopt;  // trimmed to nothing
-        if (!values_->place(header, first, last, payload)) return wire::Reject::kPool;
-        held_[shard].set(first, last);
+    if (!header.empty()) last = first + wire::delivered_granules(header, payload.size());
+    for (std::uint32_t g = first, end; g < last; g = end) {
+        end = answered.run_end(g, last);
+        if (answered.test(g)) continue;
+        if (!header.empty() && !values_->place(header, g, end, payload)) return wire::Reject::kPool;
+        answered.set(g, end);
+        if (!header.empty()) held_[shard].set(g, end);
+        values_->note_answers(shard, g, end, answered, held_[shard]);
     }
-    answered_[shard].set(first, last);
-    answered_granules_ += last - first;
-    values_->note_answers(shard, first, last, answered_[shard], held_[shard]);
+    answered_granules_ += answered.count(first, std::max(first, last)) - before;
     return std::nullopt;
 }
 

@@ -54,9 +54,14 @@ public:
     // Bytes since the last FEEDBACK, as the source charges them.
     std::uint32_t count(std::uint32_t cost) { return unreported_ += cost; }
 
-    using Report = std::array<std::uint64_t, wire::kReportWords>;
-    // Fills in the header of a FEEDBACK; returns how many words, at the end of `report`, are its payload.
-    std::size_t report(wire::Header& header, Report& report) {
+    // A mean has come trimmed: it is used, and wanted whole later.
+    void note_cut(std::uint32_t number) {
+        if (remembered(number)) cut_[number / 64 % cut_.size()] |= bit(number);
+    }
+
+    using Words = std::array<std::uint64_t, wire::kReportWords>;
+    // Fills in the header of a FEEDBACK, and returns its payload.
+    std::vector<std::uint64_t> report(wire::Header& header) {
         header.echo_us = stamp_us_;
         header.arrival_us = arrival_us_;
         header.delay_us = least_delay_us_;
@@ -64,25 +69,33 @@ public:
         unreported_ = 0;
         delay_known_ = false;
         const std::uint32_t last = latest_ / 64;
-        const std::size_t all = std::min(came_.size(), report.size());
-        std::size_t words = 0;
-        for (std::size_t back = 0; back < all; ++back) {
-            std::uint64_t word = came_[(last - back) % came_.size()];
-            // Numbers after `latest` were not sent yet.
-            if (back == 0) word |= ~std::uint64_t{0} << 1 << latest_ % 64;
-            report[report.size() - 1 - back] = word;
-            if (~word != 0) words = back + 1;
+        std::size_t words = 0, cuts = 0;
+        for (std::size_t back = 0; back < std::min(came_.size(), wire::kReportWords); ++back) {
+            if (~came_word(last, back) != 0) words = back + 1;
+            if (cut_[(last - back) % cut_.size()] != 0) words = cuts = back + 1;
         }
-        return words;
+        std::vector<std::uint64_t> payload;
+        for (std::size_t back = words; back-- > 0;) payload.push_back(came_word(last, back));
+        if (cuts == 0) return payload;
+        header.flags |= wire::kCutsListed;
+        for (std::size_t back = words; back-- > 0;) payload.push_back(cut_[(last - back) % cut_.size()]);
+        return payload;
     }
-    // Whether a number up to `latest` has come, according to the payload of a FEEDBACK.
-    static bool reported(std::span<const std::byte> payload, std::uint32_t latest, std::uint32_t number) {
-        const std::uint32_t back = latest / 64 - number / 64;
-        const std::size_t words = payload.size() / sizeof(std::uint64_t);
-        if (back >= words) return true;
-        std::uint64_t word;
-        std::memcpy(&word, payload.data() + (words - 1 - back) * sizeof word, sizeof word);
-        return word >> number % 64 & 1;
+    // What the payload of a FEEDBACK says of a number up to `latest`.
+    struct Fate {
+        bool came, cut;
+    };
+    static Fate fate(const wire::Header& feedback, std::span<const std::byte> payload, std::uint32_t number) {
+        const bool listed = feedback.flags & wire::kCutsListed;
+        const std::uint32_t back = feedback.latest / 64 - number / 64;
+        const std::size_t words = payload.size() / sizeof(std::uint64_t) / (listed ? 2 : 1);
+        if (back >= words) return {true, false};
+        const auto test = [&](std::size_t word) {
+            std::uint64_t bits;
+            std::memcpy(&bits, payload.data() + word * sizeof bits, sizeof bits);
+            return (bits >> number % 64 & 1) != 0;
+        };
+        return {test(words - 1 - back), listed && test(2 * words - 1 - back)};
     }
 
 private:
@@ -98,30 +111,41 @@ private:
             // The bit to be reused belongs to a number that is still missing: look back further.
             if (!test(latest_ + 1) && came_.size() < kMostWords) grow();
             mark(++latest_, false);
+            cut_[latest_ / 64 % cut_.size()] &= ~bit(latest_);
         }
+    }
+    static constexpr std::uint64_t bit(std::uint32_t number) { return std::uint64_t{1} << number % 64; }
+    std::uint64_t came_word(std::uint32_t last, std::size_t back) const {
+        const std::uint64_t word = came_[(last - back) % came_.size()];
+        // Numbers after `latest` were not sent yet.
+        return back == 0 ? word | ~std::uint64_t{0} << 1 << latest_ % 64 : word;
     }
     bool remembered(std::uint32_t number) const {
         const int back = distance(number, latest_);
         return back >= 0 && back < static_cast<int>(64 * came_.size());
     }
     void mark(std::uint32_t number, bool came) {
-        const std::uint64_t bit = std::uint64_t{1} << (number % 64);
         auto& word = came_[number / 64 % came_.size()];
-        word = came ? word | bit : word & ~bit;
+        word = came ? word | bit(number) : word & ~bit(number);
     }
     bool test(std::uint32_t number) const { return came_[number / 64 % came_.size()] >> (number % 64) & 1; }
     void grow() {
         std::vector<std::uint64_t> larger(2 * came_.size(), kAllCame);
         std::swap(came_, larger);
+        std::vector<std::uint64_t> cut(came_.size());
+        std::swap(cut_, cut);
         for (std::uint32_t k = 0; k < 64 * larger.size(); ++k) {
-            const std::uint32_t number = latest_ - k;
-            if (!(larger[number / 64 % larger.size()] >> (number % 64) & 1)) mark(number, false);
+            const std::uint32_t number = latest_ - k, word = number / 64 % larger.size();
+            if (!(larger[word] & bit(number))) mark(number, false);
+            if (cut[word] & bit(number)) note_cut(number);
         }
     }
 
     // One bit per number, modulo the size. It grows when what is missing lies further back. What was never
     // sent is not missing.
     std::vector<std::uint64_t> came_ = std::vector<std::uint64_t>(kFirstWords, kAllCame);
+    std::vector<std::uint64_t> cut_ =
+        std::vector<std::uint64_t>(kFirstWords);  // as many: numbers that came trimmed
     std::uint32_t latest_ = 0;
     std::uint32_t stamp_us_ = 0, arrival_us_ = 0;
     std::uint32_t least_delay_us_ = 0;

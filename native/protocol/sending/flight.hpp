@@ -181,7 +181,7 @@ public:
         return feedback.echo_us != 0 && distance(feedback.latest, number_) >= 0;
     }
     // Calls visit(packet, came), latest packet first, for each packet that this FEEDBACK shows to have come
-    // or to be lost, if open(packet).
+    // or to be lost, if open(packet). One that came trimmed and is wanted whole is marked so.
     template <typename Open, typename Visit>
     void settle(const wire::Header& feedback, std::span<const std::byte> report, std::uint32_t patience_us,
                 Open open, Visit visit) {
@@ -191,9 +191,10 @@ public:
         for (std::int32_t k = 0; k <= distance(oldest(), feedback.latest); ++k) {
             const std::uint32_t number = feedback.latest - static_cast<std::uint32_t>(k);
             Packet& packet = at(number);
-            const bool came = Arrivals::reported(report, feedback.latest, number);
+            const auto [came, cut] = Arrivals::fate(feedback, report, number);
             later += came;
             if (!open(packet)) continue;
+            packet.parcel.cut = cut && packet.parcel.stage == wire::Stage::kGather;
             const bool lost =
                 !came && (later >= kReordered || after(feedback.echo_us, packet.stamp_us + patience_us));
             if (came || lost) visit(packet, came);

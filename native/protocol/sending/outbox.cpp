@@ -275,11 +275,8 @@ void Outbox::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoi
     else
         link.path.stamp(now, out.header);
     Arrivals& arrivals = multicast ? broadcast_.arrivals(rank) : link.arrivals;
-    Arrivals::Report report;
-    if (const std::size_t words = arrivals.report(out.header, report)) {
-        const auto missing = std::span(report).last(words);
-        const auto keeper =
-            std::make_shared<const std::vector<std::uint64_t>>(missing.begin(), missing.end());
+    if (auto report = arrivals.report(out.header); !report.empty()) {
+        const auto keeper = std::make_shared<const std::vector<std::uint64_t>>(std::move(report));
         out.payload = std::as_bytes(std::span(*keeper));
         out.keeper = keeper;
     }
@@ -306,6 +303,9 @@ void Outbox::hear(Time now, const wire::Header& header, std::size_t bytes) {
     arrivals.note(now, header);
     bool due = header.flags & wire::kReplyWanted;
     if (header.type == wire::Type::kData) {
+        const bool cut = bytes - wire::kHeaderBytes < wire::stated_payload_bytes(header);
+        if (cut && header.stage() == wire::Stage::kGather && settings_.carry && header.key != 0)
+            arrivals.note_cut(header.number);
         shares_.count(now, header.source, bytes);
         // The cost as the source charged it, even if a switch has trimmed the packet.
         const auto cost =

@@ -21,6 +21,7 @@ struct Parcel {
     std::uint32_t first = 0;     // SCATTER: the contribution's step; GATHER: the shard's granule
     std::uint32_t granules = 0;  // GATHER only
     bool last_part = false;
+    bool cut = false;  // it came trimmed, and is sent again behind everything alive
 };
 
 // Kept in the order of the shard, so that values that are encoded together are encoded again only once.

@@ -85,8 +85,8 @@ void Path::settle(Time now, const wire::Header& feedback, std::span<const std::b
         feedback, report, round_trip_.patience_us(), [](const auto& packet) { return packet.waiting.open; },
         [&](auto& packet, bool came) {
             (came ? sample.delivered_bytes : sample.lost_bytes) += packet.bytes;
+            if (!came || packet.parcel.cut) lost_.add(packet.parcel);
             if (!came) {
-                lost_.add(packet.parcel);
                 ++lost_packets_;
             } else if (packet.parcel.stage == wire::Stage::kScatter) {
                 delivered(packet.parcel);

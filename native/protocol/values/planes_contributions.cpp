@@ -34,6 +34,7 @@ bool PlanesContributions::next(Rank shard, const GranuleSet& answered, std::uint
     const codec::SendOrder& order = shards_[shard].order;
     const std::uint32_t index = order.stripe_of_packet(step);
     if (answered.all(order.first_granule(index), order.first_granule(index + 1))) return false;
+    if (bucket_.empty() && !shards_[shard].encoded[index]) return false;
     const auto& keeper = encoded(shard, index);
     const codec::PacketRun& run = keeper->stripe.packets[step - keeper->first_step];
     const codec::BlockSpan& block = keeper->stripe.blocks[run.block];
@@ -100,6 +101,7 @@ bool PlanesContributions::keep_rest() {
         for (const auto& stripe : shards_[shard].encoded)
             if (stripe && !stripe->slots.join_pool()) return false;
     }
+    bucket_ = {};
     return true;
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "codec/raw.hpp"
@@ -53,20 +54,51 @@ void PlanesMeans::each_block(Rank shard, std::uint32_t first, std::uint32_t last
     }
 }
 
-bool PlanesMeans::place(const wire::Header& header, std::uint32_t, std::uint32_t,
+bool PlanesMeans::place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                         std::span<const std::byte> payload) {
     const codec::BlockSpan block = codec::Blocks(plan_.layout.length(header.shard)).of(header.first);
     Incoming& incoming = blocks_[header.shard][block.index];
+    const codec::PlanesHead head = codec::head_of(header);
+    if (payload.size() < head.payload_bytes() && context_.carries(plan_)) {
+        if (ended_) return false;  // the whole one follows
+        Block copy = entered_ ? context_.memory.take((payload.size() + 3) / 4)
+                              : context_.memory.take_pool((payload.size() + 3) / 4);
+        if (!copy) return false;
+        std::memcpy(copy.data(), payload.data(), payload.size());
+        incoming.coarse.push_back({first, head, std::move(copy), payload.size(), last - first});
+        return true;
+    }
     const auto z = rotated(header.shard, block, incoming);
     if (z.empty()) return false;
-    incoming.sum.add(codec::head_of(header), payload, z.subspan(header.first - block.begin));
+    incoming.sum.add(head, payload, z.subspan(header.first - block.begin));
     return true;
+}
+
+bool PlanesMeans::refine(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+                         GranuleSet& answered) {
+    const codec::BlockSpan block = codec::Blocks(plan_.layout.length(header.shard)).of(header.first);
+    const bool coarse = std::erase_if(blocks_[header.shard][block.index].coarse, [&](const Coarse& piece) {
+                            return piece.first == first && first + piece.head.granules == last;
+                        }) > 0;
+    if (coarse) answered.clear(first, last);
+    return coarse;
+}
+
+// Takes in what came trimmed.
+void PlanesMeans::add_coarse(const Incoming& incoming, const codec::BlockSpan& block, codec::BlockSum& sum,
+                             std::span<float> z) {
+    for (const Coarse& piece : incoming.coarse) {
+        const auto* payload = reinterpret_cast<const std::byte*>(piece.payload.data());
+        sum.add(piece.head, {payload, piece.payload_bytes},
+                z.subspan((piece.first - block.first_granule()) * kGranule));
+    }
 }
 
 void PlanesMeans::note_answers(Rank shard, std::uint32_t first, std::uint32_t last,
                                const GranuleSet& answered, const GranuleSet& held) {
     each_block(shard, first, last, [&](const codec::BlockSpan& block, Incoming& incoming) {
-        if (incoming.done || !answered.all(block.first_granule(), block.last_granule())) return;
+        if (incoming.done || !incoming.coarse.empty()) return;
+        if (!answered.all(block.first_granule(), block.last_granule())) return;
         if (ended_)
             take_in(shard, block, held);
         else
@@ -101,6 +133,8 @@ void PlanesMeans::complete(Rank shard, const codec::BlockSpan& block, const Gran
     Incoming& incoming = blocks_[shard][block.index];
     const auto z = rotated(shard, block, incoming);
     const auto out = result(shard, block);
+    add_coarse(incoming, block, incoming.sum, z);
+    incoming.coarse.clear();
     fill_gaps(z, block, held);
     note_damage(block, incoming.sum);
     if (own_) {
@@ -115,7 +149,7 @@ void PlanesMeans::complete(Rank shard, const codec::BlockSpan& block, const Gran
     incoming.done = true;
 }
 
-void PlanesMeans::enter(std::span<float> bucket, const std::vector<GranuleSet>& held, bool own) {
+void PlanesMeans::enter(std::span<float> bucket, const std::vector<GranuleSet>&, bool own) {
     own_ = own && context_.carries(plan_);
     const float* before = std::exchange(base_, bucket.data());
     for (Rank shard = 0; memory_ && shard < plan_.layout.ranks; ++shard)
@@ -126,7 +160,7 @@ void PlanesMeans::enter(std::span<float> bucket, const std::vector<GranuleSet>& 
                        if (incoming.done) {
                            if (own_) sample(to, from);
                            std::copy_n(from, to.size(), to.begin());
-                       } else if (held[shard].any(block.first_granule(), block.last_granule())) {
+                       } else if (incoming.sum.weight() > 0) {
                            incoming.z = context_.memory.take(block.length);
                            if (to.size() < block.length) from = ragged_.data();
                            std::copy_n(from, block.length, incoming.z.data());
@@ -157,35 +191,40 @@ void PlanesMeans::end(const StandIn& stand_in, std::vector<GranuleSet>& answered
 // Fills in what has not come of a block with a share of the own gradient, among the rotated coordinates, and keeps what it
 // takes to find the exact difference later. Returns false if there is no memory for that.
 bool PlanesMeans::complete_late(Rank shard, const codec::BlockSpan& block, const StandIn& stand_in,
-                                const GranuleSet& answered, const GranuleSet& held) {
+                                GranuleSet& answered, const GranuleSet& held) {
     Incoming& incoming = blocks_[shard][block.index];
     const auto out = result(shard, block);
     Block late = context_.memory.take_pool(out.size());
     if (!late || !incoming.z.join_pool()) return false;
     const float share = codec::has_non_finite(out) ? 0 : stand_in.share;
-    if (incoming.sum.weight() > 0) {
+    codec::BlockSum sum = incoming.sum;
+    const auto came = grown(context_.scratch.late, block.length);
+    if (incoming.z) std::copy_n(incoming.z.data(), block.length, came.begin());
+    add_coarse(incoming, block, sum, came);
+    if (sum.weight() > 0) {
         const codec::BlockKeys keys(context_.shape.seed, plan_.seq, shard);
         const auto z = grown(context_.scratch.own, block.length);
         std::fill(std::copy(out.begin(), out.end(), z.begin()), z.end(), 0.0f);
         if (share > 0) codec::rotate(z, z, keys.of(block));
         if (codec::has_non_finite(z))
             std::fill(z.begin(), z.end(), 0.0f);  // too large to be rotated as it is
-        const float filled = share * incoming.sum.shift() / static_cast<float>(incoming.sum.unbiasing());
+        const float filled = share * sum.shift() / static_cast<float>(sum.unbiasing());
         const std::uint32_t begin = block.first_granule();
         for (std::uint32_t g = begin; g < block.last_granule(); ++g) {
-            const auto to = z.subspan((g - begin) * kGranule, kGranule);
-            if (held.test(g))
-                std::copy_n(incoming.z.data() + (g - begin) * kGranule, kGranule, to.begin());
-            else
-                for (float& value : to) value = answered.test(g) ? 0 : value * filled;
+            const std::uint32_t at = (g - begin) * kGranule;
+            for (std::uint32_t k = at; k < at + kGranule; ++k)
+                z[k] = held.test(g) ? came[k] : answered.test(g) ? 0 : z[k] * filled;
         }
-        rotate_back(shard, block, incoming.sum, z, out);
+        rotate_back(shard, block, sum, z, out);
     } else {
         for (float& value : out) value = share > 0 ? share * value : 0;
     }
-    note_damage(block, incoming.sum);
+    note_damage(block, sum);
     std::copy(out.begin(), out.end(), late.data());
     incoming.late = std::move(late);
+    for (const Coarse& piece : incoming.coarse)  // the whole one follows
+        answered.clear(piece.first, piece.first + piece.granules);
+    incoming.coarse.clear();
     return true;
 }
 

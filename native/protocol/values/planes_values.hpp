@@ -35,7 +35,7 @@ private:
     const OpContext& context_;
     const Plan plan_;
     const Coding coding_;
-    const std::span<const float> bucket_;
+    std::span<const float> bucket_;  // empty after keep_rest()
     std::vector<Share> shards_;
 };
 
@@ -161,6 +161,8 @@ public:
 
     bool place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
+    bool refine(const wire::Header& header, std::uint32_t first, std::uint32_t last,
+                GranuleSet& answered) override;
     void note_answers(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
                       const GranuleSet& held) override;
     void enter(std::span<float> bucket, const std::vector<GranuleSet>& held, bool own) override;
@@ -174,8 +176,17 @@ public:
     void forget(std::uint64_t first, std::uint64_t last) override;
 
 private:
+    // A packet that came trimmed. It is used if the whole one does not come before the end.
+    struct Coarse {
+        std::uint32_t first;  // granule of the shard
+        codec::PlanesHead head;
+        Block payload;
+        std::size_t payload_bytes;
+        std::uint32_t granules;  // that it delivers
+    };
     struct Incoming {
         codec::BlockSum sum;
+        std::vector<Coarse> coarse;
         Block z;  // rotated values, from the entry on, while there are some and the block is not complete
         Block
             late;  // after the end: what was filled in; then, if it is due or added, the difference to the mean
@@ -187,8 +198,10 @@ private:
     void rotate_back(Rank shard, const codec::BlockSpan& block, const codec::BlockSum& sum,
                      std::span<float> z, std::span<float> out) const;
     void complete(Rank shard, const codec::BlockSpan& block, const GranuleSet& held);
+    static void add_coarse(const Incoming& incoming, const codec::BlockSpan& block, codec::BlockSum& sum,
+                           std::span<float> z);
     bool complete_late(Rank shard, const codec::BlockSpan& block, const StandIn& stand_in,
-                       const GranuleSet& answered, const GranuleSet& held);
+                       GranuleSet& answered, const GranuleSet& held);
     void take_in(Rank shard, const codec::BlockSpan& block, const GranuleSet& held);
     void note_damage(const codec::BlockSpan& block, const codec::BlockSum& sum);
     void sample(std::span<const float> own, const float* mean);

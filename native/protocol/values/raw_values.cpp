@@ -10,6 +10,7 @@ namespace tailcut {
 bool RawContributions::next(Rank shard, const GranuleSet& answered, std::uint32_t& sent, Outgoing& out) {
     const std::uint32_t first = sent;
     sent = packet_end(shard, first);
+    if (bucket_.empty() && !(shards_[shard].kept.test(first) && shards_[shard].values)) return false;
     return put_run(shard, first, sent, answered, out);
 }
 
@@ -64,6 +65,7 @@ bool RawContributions::keep_rest() {
         if (shards_[shard].delivered.all(0, steps(shard))) shards_[shard].values = {};
         if (!shards_[shard].values.join_pool()) return false;
     }
+    bucket_ = {};
     return true;
 }
 
@@ -199,14 +201,15 @@ void RawReduction::compact(Block smaller) {
 bool RawMeans::place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                      std::span<const std::byte> payload) {
     const std::uint32_t coords = plan_.layout.coords(header.shard, first, last);
+    const std::byte* values = payload.data() + (first * kGranule - header.first) * sizeof(float);
     if (late_.empty()) {
-        if (own_) sample(header.shard, first, last, payload.data());
-        std::memcpy(base_ + plan_.layout.begin(header.shard) + header.first, payload.data(),
+        if (own_) sample(header.shard, first, last, values);
+        std::memcpy(base_ + plan_.layout.begin(header.shard) + first * kGranule, values,
                     coords * sizeof(float));
         return true;
     }
     const auto mean = grown(context_.scratch.own, coords);
-    std::memcpy(mean.data(), payload.data(), coords * sizeof(float));
+    std::memcpy(mean.data(), values, coords * sizeof(float));
     // Others have skipped an op with an Inf or a NaN, so that nothing of it is left to be added.
     if (codec::has_non_finite(mean)) std::fill(mean.begin(), mean.end(), 0.0f);
     float* value = late_[header.shard].values.data() + first * kGranule;

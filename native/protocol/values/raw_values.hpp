@@ -41,7 +41,7 @@ private:
         Block values;
     };
 
-    const std::span<const float> bucket_;
+    std::span<const float> bucket_;  // empty after keep_rest()
     std::vector<Share> shards_;
 };
 
@@ -143,6 +143,9 @@ public:
 
     bool place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                std::span<const std::byte> payload) override;
+    bool refine(const wire::Header&, std::uint32_t first, std::uint32_t last, GranuleSet& answered) override {
+        return !answered.all(first, last);
+    }
     void note_answers(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
                       const GranuleSet& held) override;
     void enter(std::span<float> bucket, const std::vector<GranuleSet>& held, bool own) override;

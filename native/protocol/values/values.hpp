@@ -131,6 +131,9 @@ public:
     // Values of granules [first, last) of the header's shard have come. Returns false if there is no memory.
     virtual bool place(const wire::Header& header, std::uint32_t first, std::uint32_t last,
                        std::span<const std::byte> payload) = 0;
+    // Some of the granules [first, last) of a packet are answered. Whether that was a trimmed packet, which this one
+    // completes; granules that it replaces are no longer answered.
+    virtual bool refine(const wire::Header&, std::uint32_t, std::uint32_t, GranuleSet&) { return false; }
     // Called after answers to [first, last), with values or EMPTY.
     virtual void note_answers(Rank shard, std::uint32_t first, std::uint32_t last, const GranuleSet& answered,
                               const GranuleSet& held) = 0;
