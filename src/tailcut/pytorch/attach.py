@@ -98,7 +98,7 @@ class Attachment:
         self._names = {parameter: name for name, parameter in ddp.module.named_parameters()}
         self._reducer: Reducer | None = None
         if group is not None:
-            farewell = partial(sum_up, group) if group.rank == 0 else None
+            farewell = partial(sum_up, self._totals) if group.rank == 0 else None
             self._reducer = Reducer(group, self._listen, farewell)
         self._rolling = self._roll(ddp) if group is not None else None
         self.reports: deque[Report] = deque(maxlen=group.config.window_ops if group else 0)
@@ -118,6 +118,10 @@ class Attachment:
         """The totals, with those of the runs before a checkpoint."""
         now = self._reducer.stats() if self._reducer else Stats()
         return self._with_drift(now).plus(self._earlier)
+
+    def _totals(self) -> Stats:
+        """Those of this run, for other eyes than the user's."""
+        return self._with_drift(self._reducer.group.stats() if self._reducer else Stats())
 
     def _with_drift(self, stats: Stats) -> Stats:
         rolling = self._rolling
@@ -186,8 +190,7 @@ class Attachment:
 
     def state_dict(self) -> dict[str, Any]:
         """The counts so far, for a checkpoint."""
-        now = self._reducer.group.stats() if self._reducer else Stats()
-        return self._with_drift(now).plus(self._earlier).counts()
+        return self._totals().plus(self._earlier).counts()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the counts of a checkpoint."""

@@ -94,6 +94,11 @@ class Comparison:
         self.wish = 0
         """The latest step from which some rank wants all blocks compared."""
 
+    @property
+    def under_way(self) -> bool:
+        """Whether ``compare`` may have something to do. Any thread may ask."""
+        return bool(self._asked or self._coming or self._offered)
+
     def begin(self, step: int, blocks: Sequence[SetAside]) -> None:
         """Offer this rank's own blocks of a step, and ask for the fingerprints of the others."""
         by_owner: dict[int, list[tuple[SetAside, Words]]] = {rank: [] for rank in range(self._ranks)}

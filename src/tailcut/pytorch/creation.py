@@ -33,7 +33,7 @@ def create(options: Any, group_options: Any) -> Any:
         farewell = None
         if (options.global_ranks_in_group or range(size))[rank] == 0:
             announce(group, f"process group {options.group_id or 'default'}")
-            farewell = partial(sum_up, group)
+            farewell = partial(sum_up, group.stats)
         return _adapter()(store, rank, size, gloo, Bounded(group, farewell), options)
     except BaseException:
         group.close(linger_s=0.0)

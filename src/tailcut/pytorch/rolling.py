@@ -109,7 +109,9 @@ class RollingResync:
             if first:
                 self.step += 1
                 self._buckets = []
-                self._work.put(self._set_aside())
+                copied = self._set_aside()
+                if copied.blocks or self._comparison.under_way:
+                    self._work.put(copied)
             self._buckets.append(bucket)
             if last:
                 self._learn_form()

@@ -73,6 +73,6 @@ def pass_on_news(group: Group) -> None:
             notices.say(_log, f"tailcut: {news}")
 
 
-def sum_up(group: Group) -> None:
+def sum_up(totals: Callable[[], Stats]) -> None:
     """Say at the end what the run has cost."""
-    notices.say(_log, f"tailcut: {group.stats()}")
+    notices.say(_log, f"tailcut: {totals()}")
