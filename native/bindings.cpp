@@ -59,6 +59,7 @@ void bind_wire(nb::module_& m) {
         .def_rw("arrival_us", &wire::Header::arrival_us)
         .def_rw("delay_us", &wire::Header::delay_us)
         .def_rw("latest", &wire::Header::latest)
+        .def_rw("report_words", &wire::Header::report_words)
         .def_rw("share", &wire::Header::share)
         .def_rw("count", &wire::Header::count)
         .def_rw("key", &wire::Header::key)

@@ -138,14 +138,19 @@ std::optional<Rank> Endpoint::claimed_source(std::span<const std::byte> datagram
 }
 
 void Endpoint::on_feedback(Time now, const wire::Header& header, std::span<const std::byte> report) {
-    outbox_.settle(now, header, report);
+    settle(now, header, report);
     roster_.hear(LrScale{header.lr_scale, header.lr_period}, header.seq);
     accounts_.hear_lacked(header);
     note_entered(now, header.source, header.seq);
 }
 
+// A report that was trimmed on its way says nothing; another one is asked for in time.
+void Endpoint::settle(Time now, const wire::Header& header, std::span<const std::byte> report) {
+    if (report.size() == wire::stated_payload_bytes(header)) outbox_.settle(now, header, report);
+}
+
 void Endpoint::on_goodbye(Time now, const wire::Header& header, std::span<const std::byte> report) {
-    outbox_.settle(now, header, report);
+    settle(now, header, report);
     if (roster_[header.source].left(header.seq)) return;
     note_entered(now, header.source, header.seq);
     roster_.note_leaving(header.source, header.seq);

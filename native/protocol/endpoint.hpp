@@ -73,6 +73,7 @@ public:
 private:
     void refuse(Time now, Ticket ticket, std::span<float> bucket, Status status);
     void on_feedback(Time now, const wire::Header& header, std::span<const std::byte> report);
+    void settle(Time now, const wire::Header& header, std::span<const std::byte> report);
     void on_goodbye(Time now, const wire::Header& header, std::span<const std::byte> report);
     void on_data(Time now, const wire::Header& header, std::span<const std::byte> payload);
     void note_entered(Time now, Rank rank, Seq entered);

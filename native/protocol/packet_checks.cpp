@@ -18,8 +18,9 @@ std::optional<wire::Reject> check_sender(const Settings& settings, const wire::H
         return payload_bytes == wire::stated_payload_bytes(header) ? std::nullopt
                                                                    : std::optional(wire::Reject::kShape);
     const std::size_t lists = header.flags & wire::kCutsListed ? 2 : 1;
-    const bool report_ok = payload_bytes <= lists * sizeof(Arrivals::Words) &&
-                           payload_bytes % (lists * sizeof(std::uint64_t)) == 0;
+    const bool report_ok = header.report_words <= lists * wire::kReportWords &&
+                           header.report_words % lists == 0 &&
+                           payload_bytes <= wire::stated_payload_bytes(header);
     return report_ok ? std::nullopt : std::optional(wire::Reject::kShape);
 }
 

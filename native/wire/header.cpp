@@ -38,7 +38,7 @@ enum Offset : std::size_t {
     kAtLossScaleTag = 58,  // / error_op / edition
     kAtIncast = 60,
     kAtZero = 61,
-    kAtStandsFor = 62,  // / zero, 2 bytes
+    kAtStandsFor = 62,  // / report_words
 };
 
 std::uint16_t known_flags(std::uint8_t type) {
@@ -150,6 +150,7 @@ HeaderBytes pack(const Header& header) {
         put(bytes, kAtGainFull, header.share);
         put(bytes, kAtGainOne, header.lr_period);
         put(bytes, kAtLossScaleTag, header.error_op);
+        put(bytes, kAtStandsFor, header.report_words);
     }
     return bytes;
 }
@@ -189,7 +190,7 @@ Parsed parse(std::span<const std::byte> datagram) {
     take(header.incast, kAtIncast);
     // These bytes are reserved: a packet of a later version that uses them must not be taken for one of this
     // version.
-    for (std::size_t at = kAtZero; at < (header.type == Type::kData ? kAtStandsFor : kHeaderBytes); ++at)
+    for (std::size_t at = kAtZero; at < (header.type == Type::kState ? kHeaderBytes : kAtStandsFor); ++at)
         if (datagram[at] != std::byte{0}) return refuse(Reject::kType);
     if (header.type == Type::kData) {
         take(header.key, kAtKey);
@@ -223,6 +224,7 @@ Parsed parse(std::span<const std::byte> datagram) {
         take(header.share, kAtGainFull);
         take(header.lr_period, kAtGainOne);
         take(header.error_op, kAtLossScaleTag);
+        take(header.report_words, kAtStandsFor);
         if (!sound_feedback(header)) return refuse(Reject::kShape);
     }
     parsed.ok = true;
@@ -239,7 +241,8 @@ std::uint16_t source_of(std::span<const std::byte> datagram) {
 
 std::size_t stated_payload_bytes(const Header& header) {
     if (header.type == Type::kState) return header.answer() ? header.run_bytes : 0;
-    if (header.type != Type::kData || header.empty()) return 0;
+    if (header.type != Type::kData) return header.report_words * sizeof(std::uint64_t);
+    if (header.empty()) return 0;
     if (header.codec == Codec::kRaw) return std::size_t{header.count} * sizeof(float);
     return std::size_t{granules(header)} * 8 * header.planes +
            gain_table_bytes(header.planes, header.gain_one != 0);

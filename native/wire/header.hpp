@@ -101,6 +101,7 @@ struct Header {
     // - stamp) since the last FEEDBACK.
     std::uint32_t echo_us = 0, arrival_us = 0, delay_us = 0;
     std::uint32_t latest = 0;
+    std::uint16_t report_words = 0;  // of the payload; one that came shorter was trimmed and says nothing
     // What came from the destination recently, in 1/256 of the mean over all sources; 0: unknown.
     std::uint16_t share = 0;
     // The learning rate's factor that the source knows, and the period in which it begins to hold; 0: none.

@@ -122,7 +122,9 @@ float Carry::stand_in_share(const Plan& plan) const {
 
 void Carry::learn(const Plan& plan, const Correlation& correlation) {
     Bucket* bucket = find(plan);
-    if (!bucket || !(correlation.squares > 0)) return;
+    // An own contribution or a mean with an Inf or a NaN tells nothing.
+    if (!bucket || !(correlation.squares > 0) || !std::isfinite(correlation.product + correlation.squares))
+        return;
     bucket->correlation.product = kMemory * bucket->correlation.product + correlation.product;
     bucket->correlation.squares = kMemory * bucket->correlation.squares + correlation.squares;
 }

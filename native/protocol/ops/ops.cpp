@@ -301,6 +301,7 @@ void Ops::end(Time now, Slot& slot, Op& op, Status status, Ending ending) {
     if (status != Status::kComplete) roster_.note_partial(report.entered_at);
     accounts_.complete(report, op);
     if (ReceivedMeans means = op.take_means(); context_.carries(means.plan())) {
+        means.reopen();
         if (status <= Status::kPartial && !op.non_finite() && means.lacking())
             context_.carry.keep(std::move(means));
         late_.insert(op.seq());

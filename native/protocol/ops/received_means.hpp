@@ -43,7 +43,8 @@ public:
     const Correlation& correlation() const { return values_->correlation(); }
 
     // ---- after the end (rule 9)
-    bool lacking() const;  // some of the other owners' means has not come
+    void reopen() { values_->reopen(answered_); }  // what came trimmed counts as lacking
+    bool lacking() const;                          // some of the other owners' means has not come
     std::uint64_t lacking_coords() const;
     // Adds (mean - stand-in)·factor of what has come since to the result of a later op of the bucket. Returns how
     // many coordinates that was.

@@ -59,7 +59,6 @@ public:
         if (remembered(number)) cut_[number / 64 % cut_.size()] |= bit(number);
     }
 
-    using Words = std::array<std::uint64_t, wire::kReportWords>;
     // Fills in the header of a FEEDBACK, and returns its payload.
     std::vector<std::uint64_t> report(wire::Header& header) {
         header.echo_us = stamp_us_;
@@ -76,9 +75,11 @@ public:
         }
         std::vector<std::uint64_t> payload;
         for (std::size_t back = words; back-- > 0;) payload.push_back(came_word(last, back));
-        if (cuts == 0) return payload;
-        header.flags |= wire::kCutsListed;
-        for (std::size_t back = words; back-- > 0;) payload.push_back(cut_[(last - back) % cut_.size()]);
+        if (cuts > 0) {
+            header.flags |= wire::kCutsListed;
+            for (std::size_t back = words; back-- > 0;) payload.push_back(cut_[(last - back) % cut_.size()]);
+        }
+        header.report_words = static_cast<std::uint16_t>(payload.size());
         return payload;
     }
     // What the payload of a FEEDBACK says of a number up to `latest`.

@@ -138,10 +138,15 @@ private:
 
 class ElidedMeans : public Means {
 public:
-    ElidedMeans(const OpContext&, const Plan& plan, Block memory) : plan_(plan), memory_(std::move(memory)) {}
+    ElidedMeans(const OpContext& context, const Plan& plan, Block memory)
+        : context_(context), plan_(plan), memory_(std::move(memory)) {}
 
     bool place(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {
         return true;
+    }
+    // As RawMeans. What planes make of a trimmed mean is a matter of values.
+    bool refine(const wire::Header&, std::uint32_t first, std::uint32_t last, GranuleSet& answered) override {
+        return context_.codec == wire::Codec::kRaw && !answered.all(first, last);
     }
     void note_answers(Rank, std::uint32_t, std::uint32_t, const GranuleSet&, const GranuleSet&) override {}
     void enter(std::span<float>, const std::vector<GranuleSet>&, bool) override { memory_ = {}; }
@@ -149,6 +154,7 @@ public:
              const std::vector<GranuleSet>& held) override;
 
 private:
+    const OpContext& context_;
     const Plan plan_;
     Block memory_;
 };

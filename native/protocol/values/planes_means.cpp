@@ -191,7 +191,7 @@ void PlanesMeans::end(const StandIn& stand_in, std::vector<GranuleSet>& answered
 // Fills in what has not come of a block with a share of the own gradient, among the rotated coordinates, and keeps what it
 // takes to find the exact difference later. Returns false if there is no memory for that.
 bool PlanesMeans::complete_late(Rank shard, const codec::BlockSpan& block, const StandIn& stand_in,
-                                GranuleSet& answered, const GranuleSet& held) {
+                                const GranuleSet& answered, const GranuleSet& held) {
     Incoming& incoming = blocks_[shard][block.index];
     const auto out = result(shard, block);
     Block late = context_.memory.take_pool(out.size());
@@ -222,10 +222,14 @@ bool PlanesMeans::complete_late(Rank shard, const codec::BlockSpan& block, const
     note_damage(block, sum);
     std::copy(out.begin(), out.end(), late.data());
     incoming.late = std::move(late);
-    for (const Coarse& piece : incoming.coarse)  // the whole one follows
-        answered.clear(piece.first, piece.first + piece.granules);
-    incoming.coarse.clear();
     return true;
+}
+
+void PlanesMeans::reopen(std::vector<GranuleSet>& answered) {
+    each_late([&](Rank shard, const codec::BlockSpan&, Incoming& incoming) {
+        for (const Coarse& piece : std::exchange(incoming.coarse, {}))
+            answered[shard].clear(piece.first, piece.first + piece.granules);
+    });
 }
 
 // All of a block has come after the end.

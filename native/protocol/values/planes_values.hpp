@@ -169,6 +169,7 @@ public:
     void end(const StandIn& stand_in, std::vector<GranuleSet>& answered,
              const std::vector<GranuleSet>& held) override;
 
+    void reopen(std::vector<GranuleSet>& answered) override;
     bool due() const override;
     std::uint64_t add_late(std::span<float> bucket, float factor) override;
     void give_back() override;
@@ -201,7 +202,7 @@ private:
     static void add_coarse(const Incoming& incoming, const codec::BlockSpan& block, codec::BlockSum& sum,
                            std::span<float> z);
     bool complete_late(Rank shard, const codec::BlockSpan& block, const StandIn& stand_in,
-                       GranuleSet& answered, const GranuleSet& held);
+                       const GranuleSet& answered, const GranuleSet& held);
     void take_in(Rank shard, const codec::BlockSpan& block, const GranuleSet& held);
     void note_damage(const codec::BlockSpan& block, const codec::BlockSum& sum);
     void sample(std::span<const float> own, const float* mean);

@@ -145,6 +145,8 @@ public:
                      const std::vector<GranuleSet>& held) = 0;
 
     // ---- after the end: means that come are kept as differences to what was filled in
+    virtual void reopen(std::vector<GranuleSet>&) {
+    }  // what came trimmed counts as not answered: the whole may come
     virtual bool due() const { return false; }  // there is one to be added
     // Adds them, times `factor`; returns how many coordinates that was.
     virtual std::uint64_t add_late(std::span<float>, float) { return 0; }
