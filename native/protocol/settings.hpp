@@ -30,6 +30,7 @@ struct Settings {
     Seq first_seq = 0;
     bool resend = true;  // send lost packets again while their stage is open
     bool carry = true;   // rule 9: what is late for a bucket with a key enters its next op
+    bool stand_in = true;  // a share of the own gradient stands in for a late mean; off in tests only
     bool record_fates = false;
     Rank rows = 1;        // rows of a grid; 1: a flat group
     bool elided = false;  // simulations only: packets carry no values

@@ -114,6 +114,7 @@ void Carry::add_to(const Plan& user, std::uint16_t loss_scale_tag, std::uint32_t
 // ---- means ------------------------------------------------------------------------------------------------
 
 float Carry::stand_in_share(const Plan& plan) const {
+    if (!stands_in_) return 0;
     const Bucket* bucket = find(plan);
     // Before anything is known, ranks count as independent.
     if (!bucket || !(bucket->correlation.squares > 0)) return 1.0f / static_cast<float>(plan.layout.ranks);
