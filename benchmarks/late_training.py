@@ -1,7 +1,7 @@
-"""What does carrying do to training? Losses with late parts carried and discarded, beside those with nothing late.
+"""What does carrying do to training? Losses with late parts carried, discarded, and with nothing late.
 
-Eight replicas are trained in virtual time by the real core (replicas.py). The figures do not depend on the
-machine: they contain no clock. The defaults give the table of docs/late.md in about three minutes.
+Eight replicas are trained in virtual time by the real core (replicas.py). The figures do not depend on
+the machine: they contain no clock. The defaults give the table of docs/late.md in about two minutes.
 """
 
 from __future__ import annotations
@@ -39,19 +39,23 @@ def row(name: str, ops: str, late: str, outcomes: list[Outcome], clean: list[Out
     ratio = np.sum(figures["loss"]) / sum(first.loss for first in clean)
     cells = (
         f"{100 * np.mean(figures['late_contributions']):.0f} %",
-        f"{figures['ops_late']:.1f}",
+        f"{figures['ops_late']:.1f}" if late == "carry" else "-",
         spread(figures["loss"], ".4f"),
         f"{ratio:.2f}",
         f"{100 * np.mean(figures['accuracy']):.1f} %",
         f"{np.mean(figures['growth']):.2f}",
         f"{np.max(figures['drift']):.0e}",
     )
-    print(f"{name:<10}{ops:<14}{late:<9}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS)), flush=True)
+    print(f"{name:<10}{ops:<14}{late:<9}" + line(cells), flush=True)
     return {"late": late, "share": name, "ops": ops, **figures}
 
 
 WIDTHS = (11, 10, 26, 8, 10, 8, 8)
 COLUMNS = ("measured", "mean age", "loss", "ratio", "accuracy", "growth", "drift")
+
+
+def line(cells: tuple[str, ...]) -> str:
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
 
 
 def _mean_age(shares: list[float]) -> float:
@@ -73,7 +77,7 @@ def main() -> None:
             for seed in range(1, arguments.seeds + 1)
         ]
 
-    print(f"{'late':<10}{'ops late':<14}{'':<9}" + "".join(f"{c:>{w}}" for c, w in zip(COLUMNS, WIDTHS)))
+    print(f"{'late':<10}{'ops late':<14}{'':<9}" + line(COLUMNS))
     clean = run(one_op_late, 0.0, "carry")
     rows = [row("nothing", "", "", clean, clean)]
     for ops, kind in KINDS.items():
@@ -81,7 +85,8 @@ def main() -> None:
             for late in ("carry", "discard"):
                 rows.append(row(f"{100 * share:.0f} %", ops, late, run(kind, share, late), clean))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"options": {**vars(arguments), "json": None}, "rows": rows}))
+        options = {**vars(arguments), "json": str(arguments.json)}
+        arguments.json.write_text(json.dumps({"options": options, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailcut import Scenario, _native
-from tailcut.mirror import Stage
+from tailcut.mirror import LinkStage, Stage
 from tailcut.policy.deadline import fixed_bounds, to_native
 from tailcut.report import Report
 from tailcut.simulation import Hang
@@ -97,6 +97,9 @@ class Digits:
         return float((self._outputs(theta, images).argmax(1) == labels).mean())
 
 
+DIGITS = Digits()
+
+
 def _softmax(scores: Floats) -> Floats:
     powers = np.exp(scores - scores.max(1, keepdims=True))
     return np.asarray(powers / powers.sum(1, keepdims=True), np.float32)
@@ -105,7 +108,7 @@ def _softmax(scores: Floats) -> Floats:
 @cache
 def digits() -> tuple[Floats, npt.NDArray[np.int64], Floats, npt.NDArray[np.int64]]:
     """Images and labels to train with, and to test with (one in five)."""
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     images, labels = load_digits(return_X_y=True)
     images = ((images - images.mean()) / images.std()).astype(np.float32)
@@ -119,7 +122,7 @@ class Training:
 
     scenario: Scenario
     bounds: OpBounds
-    task: Digits = Digits()
+    task: Digits = DIGITS
     lr: float = 0.03
     clean_from: int | None = None
     """The step from which on nothing is late, because the bounds are long."""
@@ -150,14 +153,18 @@ ONE_IN_TWENTY_S = {4: 0.7e-3, 8: 0.7e-3, 64: 0.4e-3}
 """By the number of ranks: the bound of GATHER that one in twenty of the means misses."""
 
 
-def one_op_late(share: float, *, seed: int, late: str = "carry", codec: str = "raw", planes: int = 16) -> Training:
+def one_op_late(
+    share: float, *, seed: int, late: str = "carry", codec: str = "raw", planes: int = 16
+) -> Training:
     """Packets take any time up to an op, and SCATTER closes before. GATHER waits for all."""
     bound_s = ONE_OP_LATE_S[codec][share]
     scenario = _scenario(seed, late, codec, planes, jitter_s=OP_S)
     return Training(scenario, OpBounds(bound_s, 2 * bound_s, 1, 1, 1, scenario.deadline_s))
 
 
-def ops_late(share: float, *, seed: int, late: str = "carry", codec: str = "raw", planes: int = 16) -> Training:
+def ops_late(
+    share: float, *, seed: int, late: str = "carry", codec: str = "raw", planes: int = 16
+) -> Training:
     """Ranks hang for one to eight ops, on their own, and then do what they have missed. Nobody waits for
     them."""
     rng = np.random.default_rng((seed, 3))
@@ -174,9 +181,11 @@ def ops_late(share: float, *, seed: int, late: str = "carry", codec: str = "raw"
     return Training(scenario, OpBounds(bound_s, bound_s, 1, 1, 1, scenario.deadline_s))
 
 
-def means_late(*, seed: int, steps: int = STEPS, ranks: int = RANKS, task: Digits = Digits(), **options: Any) -> Training:
-    """Packets take any time up to an op. SCATTER waits for all, and ops end before one in twenty of the means has
-    come."""
+def means_late(
+    *, seed: int, steps: int = STEPS, ranks: int = RANKS, task: Digits = DIGITS, **options: Any
+) -> Training:
+    """Packets take any time up to an op. SCATTER waits for all, and ops end before one in twenty of the
+    means has come."""
     scenario = Scenario(
         ranks=ranks,
         length=task.length,
@@ -222,7 +231,8 @@ class Outcome:
     """By how much results are longer than means of all contributions in the worst WINDOW of steps (of their
     mean squares, the root)."""
     drift: list[float] = field(repr=False)
-    """Every DRIFT_EVERY steps: the largest distance of a replica from that of rank 0 over the norm of that."""
+    """Every DRIFT_EVERY steps: the largest distance of a replica from that of rank 0 over the norm of
+    that."""
     late_contributions: float
     """The share of other ranks' contributions that an owner reduced without."""
     late_means: float
@@ -269,19 +279,20 @@ class _Run:
         )
 
     def _late(self, stage: Stage) -> float:
-        stages = [
+        stages: list[LinkStage] = [
             getattr(link, stage)
             for replica in self.replicas
             for report in replica.reports
             for rank, link in enumerate(report.links)
             if rank != replica.rank
         ]
-        return sum(stage.missing for stage in stages) / sum(stage.coords for stage in stages)
+        return sum(part.missing for part in stages) / sum(part.coords for part in stages)
 
     def _growth(self) -> float:
         def energy(vectors: Floats) -> npt.NDArray[np.float64]:
             whole = len(vectors) // WINDOW * WINDOW
-            return np.square(vectors[:whole], dtype=np.float64).sum(1).reshape(-1, WINDOW).mean(1)
+            squares = np.square(vectors[:whole], dtype=np.float64).sum(1)
+            return np.asarray(squares.reshape(-1, WINDOW).mean(1))
 
         return float(np.sqrt((energy(self.results) / energy(self.means)).max()))
 
@@ -292,7 +303,9 @@ class _Run:
         self.apart.setdefault(step, []).append(theta.copy())
         if len(self.apart[step]) == len(self.replicas):
             first, *others = self.apart.pop(step)
-            self.drift.append(max(float(np.linalg.norm(o - first)) for o in others) / float(np.linalg.norm(first)))
+            self.drift.append(
+                max(float(np.linalg.norm(o - first)) for o in others) / float(np.linalg.norm(first))
+            )
 
 
 class _Replica:
@@ -347,7 +360,9 @@ def _ops_late(result: _native.SimResult) -> list[float]:
     for rank, reports in enumerate(result.reports):
         closed_ns = [report.entered_at + 1e9 * report.scatter.ended_s for report in reports]
         here = table[table["destination"] == rank]
-        ages.append(np.searchsorted(np.maximum.accumulate(closed_ns), here["at_ns"]) - here["seq"].astype(int))
+        ages.append(
+            np.searchsorted(np.maximum.accumulate(closed_ns), here["at_ns"]) - here["seq"].astype(int)
+        )
     late = np.concatenate(ages)
     late = late[late > 0]
     return [float(share) for share in np.bincount(late)[1:] / max(1, len(late))]

@@ -1,8 +1,7 @@
 """Rule 9: what is late enters a later op of its bucket, all of it and once.
 
-The sum of a rank's results over all ops is then the sum of the means of all contributions, whoever was late and
-why. So ops with tight bounds and every kind of trouble are followed by some that wait for all.
-"""
+The sum of a rank's results over all ops is then the sum of the means of all contributions, whoever was
+late and why. So ops with tight bounds and every kind of trouble are followed by some that wait for all."""
 
 from __future__ import annotations
 
@@ -61,7 +60,9 @@ def lost(simulation: Simulation) -> float:
     return worst
 
 
-def times(rng: np.random.Generator, ranks: int, until_s: float, every_s: float) -> Iterator[tuple[int, float, float]]:
+def times(
+    rng: np.random.Generator, ranks: int, until_s: float, every_s: float
+) -> Iterator[tuple[int, float, float]]:
     """Some ranks and times at which something happens to them."""
     for rank in range(ranks):
         at_s = rng.exponential(every_s)
