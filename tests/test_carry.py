@@ -121,11 +121,12 @@ def test_an_empty_mean_does_not_erase_the_late_contribution(codec):
 
 @pytest.mark.parametrize("codec", CHANGED)
 def test_a_shard_without_coordinates_is_answered_after_somebody_was_late(codec):
-    """A bucket shorter than a granule for each rank has such shards. Nobody waits for a deadline."""
+    """A bucket shorter than a granule for each rank has such shards. Their owner was late for its own."""
     hasty = OpBounds(0.8e-3, 0.8e-3, 0.05e-3, 0.1e-3, 0.1e-3, 1)
     hangs = [Hang(0, 1e-3, 4e-3), Hang(1, 6e-3, 9e-3)]
     simulation = run(hasty, ops=60, ranks=2, length=64, buckets=2, codec=codec, hangs=hangs)
     for rank in range(2):
         patient = simulation.reports(rank)[-PATIENT_OPS:]
         assert [report.status for report in patient] == ["complete"] * PATIENT_OPS
+        assert simulation.native.counters[rank].rejected["shape"] == 0
     assert lost(simulation) < CHANGED[codec]

@@ -60,7 +60,7 @@ def test_one_to_eight_ops_late_is_bounded_and_better_than_discarded(share, than_
 
 def test_the_stand_in_for_a_late_mean_is_never_worse_than_zeros():
     """64 ranks, 5 % of the means late: losses are equal within 0.1 %, and replicas are on
-    average 2.13e-3 apart instead of 2.21e-3."""
+    average 2.36e-3 apart instead of 2.46e-3."""
     runs = [means_late(seed=1, ranks=64, steps=40, stand_in=stand_in).run() for stand_in in (True, False)]
     own_share, zeros = runs
     for run in runs:
