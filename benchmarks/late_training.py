@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from replicas import Outcome, Training, one_op_late, ops_late
 
+DEFAULT_LR = Training.lr
 SHARES = (0.15, 0.4, 0.7)
 KINDS: dict[str, Callable[..., Training]] = {"about one": one_op_late, "one to eight": ops_late}
 
@@ -65,6 +67,9 @@ def _mean_age(shares: list[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=8, metavar="N")
+    parser.add_argument(
+        "--lr", type=float, default=DEFAULT_LR, help="a larger one leaves less room for what is late"
+    )
     parser.add_argument("--codec", choices=("raw", "planes"), default="raw")
     parser.add_argument("--planes", type=int, default=4, help="bits of a coordinate with --codec planes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures of every seed")
@@ -73,7 +78,9 @@ def main() -> None:
 
     def run(kind: Callable[..., Training], share: float, late: str) -> list[Outcome]:
         return [
-            kind(share, seed=seed, late=late, codec=arguments.codec, planes=planes).run(record=True)
+            replace(
+                kind(share, seed=seed, late=late, codec=arguments.codec, planes=planes), lr=arguments.lr
+            ).run(record=True)
             for seed in range(1, arguments.seeds + 1)
         ]
 
