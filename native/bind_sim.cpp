@@ -217,6 +217,7 @@ void bind_endpoints(nb::module_& m) {
         .def_rw("depth", &SimSpec::depth)
         .def_rw("buckets", &SimSpec::buckets)
         .def_rw("carry", &SimSpec::carry)
+        .def_rw("stand_in", &SimSpec::stand_in)
         .def_rw("decide", &SimSpec::decide, nb::arg().none())
         .def_rw("observe", &SimSpec::observe, nb::arg().none())
         .def_rw("record", &SimSpec::record)

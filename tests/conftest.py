@@ -20,6 +20,7 @@ SLOW_MODULES = {
     "test_demo",
     "test_doctor",
     "test_examples",
+    "test_late_training",
     "test_multicast",
     "test_pacing",
     "test_policy_planes",

@@ -92,6 +92,7 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
     settings.codec = spec.codec;
     settings.resend = spec.resend;
     settings.carry = spec.carry;
+    settings.stand_in = spec.stand_in;
     settings.first_seq = spec.first_seq;
     settings.record_fates = spec.record;
     settings.elided = spec.elided;

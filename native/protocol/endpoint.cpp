@@ -22,7 +22,7 @@ Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& pe
       accounts_(settings.shape.ranks, links_),
       pools_(settings_, roster_, links_),
       values_(std::move(values)),
-      carry_(settings.carry, settings.window_ops, accounts_.counters),
+      carry_(settings.carry, settings.stand_in, settings.window_ops, accounts_.counters),
       context_(settings.shape, settings.codec, Links::limits(settings, peers), settings.elided, roster_,
                links_.audience, memory_, *values_, carry_, scratch_),
       ops_(settings_, context_, roster_, links_, pools_, accounts_, listener),

@@ -28,8 +28,9 @@ struct Settings {
     Terms terms;                     // of ops that this rank has not entered
     MulticastSettings multicast;
     Seq first_seq = 0;
-    bool resend = true;  // send lost packets again while their stage is open
-    bool carry = true;   // rule 9: what is late for a bucket with a key enters its next op
+    bool resend = true;    // send lost packets again while their stage is open
+    bool carry = true;     // rule 9: what is late for a bucket with a key enters its next op
+    bool stand_in = true;  // a share of the own gradient stands in for a late mean; off in tests only
     bool record_fates = false;
     Rank rows = 1;        // rows of a grid; 1: a flat group
     bool elided = false;  // simulations only: packets carry no values

@@ -88,7 +88,8 @@ class Report:
     late: tuple[LateCompletion, ...] = ()
     """Stages of earlier ops that have turned out complete since the last report."""
     carried_coords: int = 0
-    """Coordinates of this result to which a mean was added that had come too late for an earlier op (docs/late.md)."""
+    """Coordinates of this result to which a mean was added that had come too late for an earlier op
+    (docs/late.md)."""
     late_coords: int = 0
     """Coordinates of the previous op whose means came after its end and before the end of this one."""
     lr_scale: LrScale | None = None

@@ -72,7 +72,8 @@ class Stats:
     evicted_late: int = 0
     """Ops whose late parts were given up because ``Config.pool_bytes`` was used up."""
     split_verdicts: int = 0
-    """Ops that others skipped for an Inf or a NaN, of which this rank learned only after it had applied its result."""
+    """Ops that others skipped for an Inf or a NaN, of which this rank learned only after it had applied its
+    result."""
     uncorrected_packets: int = 0
     """Packets received that a switch had trimmed without correcting their lengths."""
     drift: float = 0.0

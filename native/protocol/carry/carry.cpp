@@ -60,6 +60,7 @@ void Carry::enter(const Plan& plan) {
 void Carry::await(const OpContext& context, const Plan& plan, std::uint16_t loss_scale_tag,
                   std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                   const std::vector<bool>& abstains, std::span<const float> mean) {
+    if (plan.layout.length(plan.own_shard()) == 0) return;  // its mean is EMPTY in every op
     const auto missing = [&](Rank rank) { return !abstains[rank] && !arrived[rank].all(first, last); };
     Rank rank = 0;
     while (rank < plan.layout.ranks && !missing(rank)) ++rank;
@@ -113,6 +114,7 @@ void Carry::add_to(const Plan& user, std::uint16_t loss_scale_tag, std::uint32_t
 // ---- means ------------------------------------------------------------------------------------------------
 
 float Carry::stand_in_share(const Plan& plan) const {
+    if (!stands_in_) return 0;
     const Bucket* bucket = find(plan);
     // Before anything is known, ranks count as independent.
     if (!bucket || !(bucket->correlation.squares > 0)) return 1.0f / static_cast<float>(plan.layout.ranks);

@@ -17,8 +17,9 @@ namespace tailcut {
 
 class Carry {
 public:
-    Carry(bool enabled, Seq window_ops, Counters& counters)
-        : enabled_(enabled), window_ops_(window_ops), counters_(counters) {}
+    // Without `stands_in` zeros stand in for means that have not come.
+    Carry(bool enabled, bool stands_in, Seq window_ops, Counters& counters)
+        : enabled_(enabled), stands_in_(stands_in), window_ops_(window_ops), counters_(counters) {}
 
     bool carries(const Plan& plan) const { return enabled_ && plan.bucket.key != 0; }
     // The local rank enters an op. What the last op of this bucket has used was used for good, and what is left
@@ -79,7 +80,7 @@ private:
         counters_.dropped_late_coords += means.lacking_coords();
     }
 
-    const bool enabled_;
+    const bool enabled_, stands_in_;
     const Seq window_ops_;
     Counters& counters_;
     std::map<std::uint32_t, Bucket> buckets_;  // by key

@@ -48,7 +48,7 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
     for (Rank peer = 0; peer < shape_.ranks; ++peer)
         if (peer != shape_.self) steps_[peer] = contributions_->steps(plan_.shard_of(peer));
     for (Rank shard = 0; carrying() && shard < shape_.ranks; ++shard)  // the means that are here overwrite it
-        means_->held(shard).each_run(
+        means_->answered(shard).each_run(
             0, plan_.layout.granules(shard),
             [&](std::uint32_t first, std::uint32_t last) { contributions_->keep(shard, first, last); });
     means_->loss_scale_tag = loss_scale_tag_;
@@ -78,9 +78,9 @@ std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
 
 std::optional<wire::Reject> Op::gather(Time now, const wire::Header& header,
                                        std::span<const std::byte> payload) {
-    if (entered_ && carrying() && !header.empty()) {
-        const std::uint32_t first = header.first / kGranule;
-        contributions_->keep(header.shard, first, first + (header.count + kGranule - 1) / kGranule);
+    if (entered_ && carrying()) {  // EMPTY overwrites it too, with zeros
+        const auto [first, last] = means_->granules_of(header);
+        if (first < last) contributions_->keep(header.shard, first, last);
     }
     const auto reason = means_->place(now, header, payload);
     if (reason) return reason;

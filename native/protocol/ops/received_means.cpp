@@ -21,13 +21,17 @@ void ReceivedMeans::enter(Time now, std::span<float> bucket, bool own) {
     values_->enter(bucket, held_, own);
 }
 
+std::pair<std::uint32_t, std::uint32_t> ReceivedMeans::granules_of(const wire::Header& header) const {
+    const std::uint32_t first = header.first / kGranule;
+    if (header.count == 0) return {first, plan_.layout.granules(header.shard)};  // EMPTY for the whole shard
+    return {first, first + (header.count + kGranule - 1) / kGranule};
+}
+
 std::optional<wire::Reject> ReceivedMeans::place(Time now, const wire::Header& header,
                                                  std::span<const std::byte> payload) {
     const Rank shard = header.shard;
     GranuleSet& answered = answered_[shard];
-    const std::uint32_t first = header.first / kGranule;
-    std::uint32_t last = header.count == 0 ? plan_.layout.granules(shard)  // EMPTY for the whole shard
-                                           : first + (header.count + kGranule - 1) / kGranule;
+    auto [first, last] = granules_of(header);
     const std::uint32_t before = answered.count(first, last);
     // What came trimmed before may come whole now.
     const bool whole = !header.empty() && payload.size() == wire::stated_payload_bytes(header);

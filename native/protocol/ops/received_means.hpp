@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "protocol/ops/granules.hpp"
@@ -27,6 +28,8 @@ public:
     void enter(Time now, std::span<float> bucket, bool own);
     std::optional<wire::Reject> place(Time now, const wire::Header& header,
                                       std::span<const std::byte> payload);
+    // The granules [first, last) that a packet answers, if it was not trimmed.
+    std::pair<std::uint32_t, std::uint32_t> granules_of(const wire::Header& header) const;
     void owner_left(Rank owner, Time now);  // it will send nothing more; the rest counts as EMPTY
     void end(const StandIn& stand_in);      // fills in what did not come
     void drop();                            // after the end: none of it was used

@@ -80,7 +80,7 @@ def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _na
     scenario.fill(spec)
     for name in (
         *("ranks", "rows", "socket_buffer_bytes", "pool_bytes", "window_ops", "first_seq", "depth"),
-        *("record", "elided", "resend", "paced", "multicast"),
+        *("record", "elided", "resend", "paced", "multicast", "stand_in"),
     ):
         setattr(spec, name, getattr(scenario, name))
     spec.buckets = scenario.buckets

@@ -52,10 +52,12 @@ class Scenario(SimulatedNetwork):
     """[op][rank]: how long a rank computes before it enters an op. It begins to compute when it has entered
     the previous op and the one ``depth`` before has ended."""
     buckets: int = 0
-    """The number of buckets that the ops take in turns. Each has a key, and what is late for it enters its next
-    op. With 0 buckets have no keys, and nothing is carried."""
+    """The number of buckets that the ops take in turns. Each has a key, and what is late for it enters its
+    next op. With 0 buckets have no keys, and nothing is carried."""
     late: str = "carry"
     """The same as in ``Config``."""
+    stand_in: bool = True
+    """Whether a share of a rank's own gradient stands in for a mean that is late; otherwise zeros do."""
     lengths: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """Lengths other than ``length``, by op and rank."""
     ops_by_rank: Mapping[int, int] = field(default_factory=dict)

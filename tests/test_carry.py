@@ -1,0 +1,132 @@
+"""Rule 9: what is late enters a later op of its bucket, all of it and once.
+
+The sum of a rank's results over all ops is then the sum of the means of all contributions, whoever was
+late and why. So ops with tight bounds and every kind of trouble are followed by some that wait for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailcut import Scenario, Simulation, _native, simulate
+from tailcut.policy.deadline import to_native
+from tailcut.report import Report
+from tailcut.simulation import Freeze, Hang, Partition
+from tailcut.simulation.network import Bursts
+from tailcut.stats import OpBounds
+
+PATIENT_OPS = 24
+"""The ops at the end that wait for all. The time between them is enough for everything that is late."""
+PATIENT = OpBounds(3, 3, 3, 1, 1, 5)
+CHANGED = {"raw": 2e-4, "planes": 2e-2}
+"""How far sums may differ by rounding: 120 ops of 32-bit floats, or of 16 planes."""
+
+
+class ThenPatient:
+    """The policy of a rank that does not wait, until the last ops."""
+
+    def __init__(self, scenario: Scenario, bounds: OpBounds) -> None:
+        self._left = scenario.ops
+        self._hasty, self._patient = (_native.Terms(to_native(b), scenario.planes) for b in (bounds, PATIENT))
+
+    def terms(self, length: int) -> _native.Terms:
+        self._left -= 1
+        return self._patient if self._left < PATIENT_OPS else self._hasty
+
+    def after(self, report: Report, now_s: float) -> None: ...
+
+
+def run(bounds: OpBounds, *, ops: int, ranks: int, compute_s: float = 1e-4, **scenario: Any) -> Simulation:
+    compute = np.full((ops, ranks), compute_s)
+    compute[-PATIENT_OPS:] = 60e-3
+    # A window that nothing is too old for, because what is older is given up.
+    values = Scenario(
+        ops=ops, ranks=ranks, deadline_s=5, compute_s=compute.tolist(), window_ops=1024, **scenario
+    )
+    return simulate(values, policies=[ThenPatient(values, bounds) for _ in range(ranks)])
+
+
+def lost(simulation: Simulation) -> float:
+    """The largest difference of a coordinate between what was contributed and what was applied, over all
+    ranks."""
+    buckets, worst = simulation.scenario.buckets, 0.0
+    for bucket in range(buckets):
+        means = np.sum([np.mean(op, 0, np.float64) for op in simulation.inputs[bucket::buckets]], 0)
+        applied = np.sum(simulation.results[bucket::buckets], 0, np.float64)
+        worst = max(worst, float(np.abs(applied - means).max()))
+    return worst
+
+
+def times(
+    rng: np.random.Generator, ranks: int, until_s: float, every_s: float
+) -> Iterator[tuple[int, float, float]]:
+    """Some ranks and times at which something happens to them."""
+    for rank in range(ranks):
+        at_s = rng.exponential(every_s)
+        while at_s < until_s:
+            ends_s = at_s + rng.uniform(1e-3, 6e-3)
+            yield rank, at_s, ends_s
+            at_s = ends_s + rng.exponential(every_s)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_all_that_is_late_is_used_once(seed):
+    rng = np.random.default_rng(seed)
+    ranks, buckets = int(rng.choice([2, 3, 4, 8])), int(rng.choice([1, 1, 2, 3]))
+    codec = str(rng.choice(["raw", "planes"]))
+    trouble: dict[str, Any] = {
+        "loss": rng.choice([0, 0, 0.02, 0.1, 0.3]),
+        "duplicate": rng.choice([0, 0.2]),
+        "jitter_s": rng.choice([0, 0, 0.3e-3, 2e-3]),
+    }
+    if rng.random() < 0.4:
+        trouble["hangs"] = [Hang(*at) for at in times(rng, ranks, 0.1, 10e-3)]
+    if rng.random() < 0.4:
+        trouble["freezes"] = [Freeze(*at) for at in times(rng, ranks, 0.05, 30e-3)]
+    if rng.random() < 0.4:
+        cuts = times(rng, ranks, 0.05, 30e-3)
+        trouble["partitions"] = [Partition(from_s, until_s, (rank,)) for rank, from_s, until_s in cuts]
+    if rng.random() < 0.3:
+        bursts = Bursts(volume_bytes=200_000, gap_min_s=5e-3, gap_mean_s=6e-3)
+        trouble |= {"bytes_per_s": 1e8, "bursts": bursts}
+    scatter_s, gather_s = rng.choice([0.05e-3, 0.2e-3, 0.8e-3], 2)
+    grace_s = rng.choice([0.02e-3, 0.1e-3])
+    simulation = run(
+        OpBounds(scatter_s, scatter_s, gather_s, grace_s, grace_s, 1),
+        ops=int(rng.choice([60, 120])),
+        ranks=ranks,
+        length=int(rng.choice([1, 63, 64, 65, 700, 2410, 5000])),
+        buckets=buckets,
+        depth=int(rng.integers(1, buckets + 1)),
+        codec=codec,
+        packet_bytes=int(rng.choice([256, 1280])),
+        seed=seed,
+        **trouble,
+    )
+    assert lost(simulation) < CHANGED[codec]
+
+
+@pytest.mark.parametrize("codec", CHANGED)
+def test_an_empty_mean_does_not_erase_the_late_contribution(codec):
+    """Rank 0 is frozen. Rank 1 is alone and sends EMPTY, which rank 0 finds when it enters."""
+    hasty = OpBounds(0.8e-3, 0.8e-3, 0.05e-3, 0.1e-3, 0.1e-3, 1)
+    frozen = [Freeze(0, 2.05e-3, 8e-3)]
+    simulation = run(hasty, ops=60, ranks=2, length=640, buckets=1, codec=codec, freezes=frozen)
+    assert any(report.gather.empty for report in simulation.reports(0))
+    assert lost(simulation) < CHANGED[codec]
+
+
+@pytest.mark.parametrize("codec", CHANGED)
+def test_a_shard_without_coordinates_is_answered_after_somebody_was_late(codec):
+    """A bucket shorter than a granule for each rank has such shards. Their owner was late for its own."""
+    hasty = OpBounds(0.8e-3, 0.8e-3, 0.05e-3, 0.1e-3, 0.1e-3, 1)
+    hangs = [Hang(0, 1e-3, 4e-3), Hang(1, 6e-3, 9e-3)]
+    simulation = run(hasty, ops=60, ranks=2, length=64, buckets=2, codec=codec, hangs=hangs)
+    for rank in range(2):
+        patient = simulation.reports(rank)[-PATIENT_OPS:]
+        assert [report.status for report in patient] == ["complete"] * PATIENT_OPS
+        assert simulation.native.counters[rank].rejected["shape"] == 0
+    assert lost(simulation) < CHANGED[codec]
