@@ -56,6 +56,8 @@ class Scenario(SimulatedNetwork):
     op. With 0 buckets have no keys, and nothing is carried."""
     late: str = "carry"
     """The same as in ``Config``."""
+    reliable: Sequence[tuple[int, int]] = ()
+    """Runs of coordinates of every bucket, as ``Group.allreduce`` takes them."""
     lengths: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """Lengths other than ``length``, by op and rank."""
     ops_by_rank: Mapping[int, int] = field(default_factory=dict)
