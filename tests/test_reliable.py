@@ -70,10 +70,10 @@ def assert_reliable(simulation: Simulation) -> None:
     cut = 0
     for op in range(simulation.scenario.ops):
         assert used(simulation, op)[RELIABLE].all(), f"op {op}"
-        cut += np.count_nonzero(~used(simulation, op))
+        cut += int(np.count_nonzero(~used(simulation, op)))
         for rank in range(RANKS):
             assert held(simulation, op, rank)[RELIABLE].all(), f"op {op}, rank {rank}"
-            cut += np.count_nonzero(~held(simulation, op, rank))
+            cut += int(np.count_nonzero(~held(simulation, op, rank)))
     assert cut > 0
 
 
@@ -120,8 +120,7 @@ def test_a_dead_rank_costs_the_deadline_only_until_it_is_silent() -> None:
 def test_survivors_have_the_reliable_means_of_each_other_before_the_deadline() -> None:
     """Owners give a dead rank up early enough for their means to come in time."""
     simulation = simulate(replace(CALM, freezes=[Freeze(3, 0.5, None)]))
-    dead = _native.owner_of(0, 0, RANKS, 0, 1), _native.owner_of(2, 0, RANKS, 0, 1)
-    assert 3 not in dead
+    assert 3 not in [_native.owner_of(shard, 0, RANKS, 0, 1) for shard in (0, 2)]
     for op in range(CALM.ops):
         for rank in range(3):
             assert held(simulation, op, rank)[RELIABLE].all(), f"op {op}, rank {rank}"
@@ -149,8 +148,8 @@ def test_runs_that_do_not_fit_the_array_are_refused(tmp_path: Path) -> None:
 
 # ---- from patterns to runs ---------------------------------------------------------------------------------
 def test_matching_neighbours_are_one_run_in_the_order_of_the_bucket() -> None:
-    sizes = {"a.weight": 10, "a.norm.weight": 3, "a.norm.bias": 2, "b.weight": 20, "b.norm.bias": 4, "head": 1}
-    parameters = {name: torch.zeros(size) for name, size in sizes.items()}
+    names = ("a.weight", "a.norm.weight", "a.norm.bias", "b.weight", "b.norm.bias", "head")
+    parameters = {name: torch.zeros(size) for name, size in zip(names, (10, 3, 2, 20, 4, 1), strict=True)}
     chosen = ReliableParameters(
         {parameter: name for name, parameter in parameters.items()}, ("*.norm.*", "he[a]d", "*.gone")
     )

@@ -193,7 +193,7 @@ class Config:
     key are carried, which those of ``attach`` have. Groups in rows discard."""
 
     reliable: tuple[str, ...] = _setting("reliable", patterns, (), _PATTERNS, agreed=True)
-    """With ``attach``: patterns of the names of parameters, such as ``("*.norm.*",)``; in the variable they are
+    """With ``attach``: patterns of the names of parameters, such as ``("*.norm.*",)``; the variable has them
     separated by commas. Blocks of 32,768 gradients that hold such a parameter are waited for up to
     ``deadline_s``, while all others end at their bounds (docs/late.md). With more of them, steps are longer
     when the network is in trouble. Groups in rows wait for none."""

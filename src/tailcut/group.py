@@ -110,7 +110,7 @@ class Group:
         for first, count in reliable:
             if not 0 <= first <= first + count <= bucket.size:
                 raise ConfigError(
-                    f"reliable has {count} coordinates from {first} on, and the array has {bucket.size} in all"
+                    f"reliable has {count} coordinates from {first} on, and the array has {bucket.size}"
                 )
         return Work(self, self._ops.submit(bucket, key, reliable))
 
