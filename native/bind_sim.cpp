@@ -228,6 +228,12 @@ void bind_endpoints(nb::module_& m) {
         .def_rw("multicast", &SimSpec::multicast)
         .def_rw("deaf", &SimSpec::deaf)
         .def(
+            "rely",
+            [](SimSpec& spec, std::uint32_t first, std::uint32_t count) {
+                spec.reliable.push_back({first, count});
+            },
+            "first"_a, "count"_a)
+        .def(
             "freeze",
             [](SimSpec& spec, Rank rank, Time from_ns, std::optional<Time> until_ns) {
                 spec.freezes.push_back({rank, from_ns, until_ns.value_or(kNever)});

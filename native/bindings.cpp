@@ -32,6 +32,14 @@ std::span<const std::byte> span_of(const nb::bytes& bytes) {
     return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
 }
 
+using FirstAndCount = std::pair<std::uint32_t, std::uint32_t>;
+
+std::vector<CoordRun> runs_of(const std::vector<FirstAndCount>& pairs) {
+    std::vector<CoordRun> runs;
+    for (const auto& [first, count] : pairs) runs.push_back({first, count});
+    return runs;
+}
+
 using IpAndPort = std::pair<std::uint32_t, std::uint16_t>;
 
 std::vector<Address> addresses_of(const std::vector<IpAndPort>& pairs) {
@@ -247,14 +255,16 @@ void bind_udp(nb::module_& m) {
         .def(
             "submit",
             [](UdpLane& lane, const Bucket& bucket, Terms terms, std::uint32_t key,
-               std::uint16_t loss_scale_tag) {
+               std::uint16_t loss_scale_tag, const std::vector<FirstAndCount>& reliable) {
                 const auto values = span_of(bucket);
+                terms.reliable = runs_of(reliable);
                 terms.key = key;
                 terms.loss_scale_tag = loss_scale_tag;
                 const nb::gil_scoped_release release;
                 return lane.submit(values, terms);
             },
-            "bucket"_a, "terms"_a, "key"_a = 0, "loss_scale_tag"_a = 0)
+            "bucket"_a, "terms"_a, "key"_a = 0, "loss_scale_tag"_a = 0,
+            "reliable"_a = std::vector<FirstAndCount>{})
         .def(
             "wait",
             [](UdpLane& lane, Ticket ticket, Duration timeout_ns) {

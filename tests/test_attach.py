@@ -178,6 +178,18 @@ def test_rank_0_says_which_planes_are_sent_and_why(habits: Run) -> None:
     assert one["key"].endswith(("weight", "bias"))
 
 
+def test_the_coordinates_of_matching_parameters_go_with_their_bucket(habits: Run) -> None:
+    for rank in habits.results:
+        result = rank["reliable_parameters"]
+        assert [len(values) for values in result["found"]] == [64 + 64 + 5] * 3
+        assert result["found"] == result["biases"]
+
+
+def test_rank_0_warns_of_a_pattern_without_parameters(habits: Run) -> None:
+    said = "tailcut: reliable='*.gone' matches the name of no parameter"
+    assert [rank["reliable_parameters"]["warnings"] for rank in habits.results] == [[said], []]
+
+
 def test_counts_go_on_after_a_checkpoint(habits: Run) -> None:
     for rank in habits.results:
         assert rank["counts_go_on_after_a_checkpoint"] == {"saved": 3, "ops": 5, "saved_again": 5}

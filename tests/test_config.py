@@ -34,6 +34,8 @@ def test_every_field_can_be_set_by_the_environment(monkeypatch: pytest.MonkeyPat
         "rendezvous_s": "3",
         "packet_bytes": "512",
         "codec": "raw",
+        "late": "carry",
+        "reliable": "*.norm.*, head",
         "multicast": "off",
         "over_budget": "wait",
         "trim_bytes": "256",
@@ -45,6 +47,7 @@ def test_every_field_can_be_set_by_the_environment(monkeypatch: pytest.MonkeyPat
         )
     config = Config()
     assert (config.offload, config.address, config.deadline_s, config.seed) == (False, "127.0.0.1", 0.5, 7)
+    assert config.reliable == ("*.norm.*", "head")
 
 
 def test_a_variable_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +78,8 @@ def test_a_variable_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) 
         ("offload", "yes"),
         ("lanes", "2"),
         ("codec", 3),
+        ("reliable", "*.norm.*"),
+        ("reliable", ("",)),
     ],
 )
 def test_a_bad_value_is_refused_by_name(field: str, value: float) -> None:

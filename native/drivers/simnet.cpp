@@ -231,6 +231,7 @@ void Sim::enter(Rank rank) {
     const auto length = static_cast<std::uint32_t>(bucket.size());
     Terms terms = spec_.decide ? spec_.decide(rank, now(), length) : fixed_terms(rank);
     if (spec_.buckets > 0) terms.key = 1 + op % spec_.buckets;
+    terms.reliable = spec_.reliable;
     host.core->submit(now(), op, bucket, terms);
 }
 

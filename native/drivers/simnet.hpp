@@ -64,11 +64,12 @@ struct SimSpec : sim::NetworkSpec {
     codec::PacketLimits limits{1280, 0};
     wire::Codec codec = wire::Codec::kRaw;
     bool resend = false, paced = false;
-    Seq buckets = 0;         // ops take so many buckets in turns, each with a key; 0: buckets have no keys
-    bool carry = true;       // what is late for a bucket with a key enters its next op
-    bool stand_in = true;    // as in Settings
-    bool multicast = false;  // every rank hears that of every other, except for those in `deaf`
-    std::vector<Rank> deaf;  // ranks that hear no multicast
+    Seq buckets = 0;  // ops take so many buckets in turns, each with a key; 0: buckets have no keys
+    std::vector<CoordRun> reliable;  // of every bucket
+    bool carry = true;               // what is late for a bucket with a key enters its next op
+    bool stand_in = true;            // as in Settings
+    bool multicast = false;          // every rank hears that of every other, except for those in `deaf`
+    std::vector<Rank> deaf;          // ranks that hear no multicast
     std::size_t pool_bytes = 1 << 24;
     Seq window_ops = 64;
     Seq first_seq = 0;

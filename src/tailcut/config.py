@@ -62,6 +62,13 @@ _YES_OR_NO = Allowed("True or False", lambda value: value in (True, False))
 _TEXT = Allowed("a string", lambda value: isinstance(value, str))
 
 
+def _is_patterns(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(entry, str) and entry for entry in value)
+
+
+_PATTERNS = Allowed("a tuple of patterns", _is_patterns)
+
+
 def _setting(
     name: str,
     convert: Callable[[str], T],
@@ -90,6 +97,11 @@ def flag(text: str) -> bool:
     if text.lower() not in ("0", "1", "true", "false"):
         raise ValueError
     return text.lower() in ("1", "true")
+
+
+def patterns(text: str) -> tuple[str, ...]:
+    """What a variable lists, separated by commas."""
+    return tuple(entry.strip() for entry in text.split(",") if entry.strip())
 
 
 def gloo_interface() -> str:
@@ -180,6 +192,12 @@ class Config:
     next op of the same bucket, so that nothing is lost in the end (docs/late.md). "discard" drops them. Only
     buckets with a key are carried, which those of ``attach`` have. Groups in rows discard."""
 
+    reliable: tuple[str, ...] = _setting("reliable", patterns, (), _PATTERNS, agreed=True)
+    """With ``attach``: patterns of the names of parameters, such as ``("*.norm.*",)``; the variable has them
+    separated by commas. Blocks of 32,768 gradients that hold such a parameter are waited for up to
+    ``deadline_s``, while all others end at their bounds (docs/late.md). With more of them, steps are longer
+    when the network is in trouble. Groups in rows wait for none."""
+
     adaptive: bool = _setting("adaptive", flag, True, _YES_OR_NO)
     """Whether an op waits only a little longer than earlier ops took (docs/time.md); ``deadline_s`` stays its
     end. Without it, contributions are waited for until half of the deadline, and means until its end."""
@@ -232,7 +250,10 @@ class Config:
     @property
     def agreed(self) -> dict[str, int | str]:
         """What every rank of a group must have alike."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.metadata["agreed"]}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.metadata["agreed"]}
+        return {
+            name: ",".join(value) if isinstance(value, tuple) else value for name, value in values.items()
+        }
 
 
 def configured(config: Config | None, settings: Mapping[str, Any]) -> Config:

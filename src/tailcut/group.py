@@ -6,7 +6,7 @@ Owns what a caller sees: arguments, waiting, warnings, the end. The work is done
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -14,8 +14,8 @@ from tailcut import notices
 from tailcut.config import Config, configured
 from tailcut.engine.buffers import bucket_of
 from tailcut.engine.opening import open_rank
-from tailcut.engine.ops import SLICE_NS, Flight, Ops
-from tailcut.errors import TailcutError
+from tailcut.engine.ops import SLICE_NS, Flight, Ops, Run
+from tailcut.errors import ConfigError, TailcutError
 from tailcut.report import Report
 from tailcut.stats import Stats
 from tailcut.store import Store
@@ -94,7 +94,7 @@ class Group:
         self._steering = opening.steering
         self._ops = Ops(opening, self.config.trim_bytes)
 
-    def allreduce(self, array: object, key: Hashable = None) -> Work:
+    def allreduce(self, array: object, key: Hashable = None, reliable: Sequence[Run] = ()) -> Work:
         """Start averaging ``array`` over the ranks, in place, and return at once. Between hosts the mean may
         err by ``config.budget``, which suits gradients. With ``planes=16`` it errs by 1e-9, with
         ``codec="raw"`` not at all.
@@ -102,8 +102,17 @@ class Group:
         ``array`` is contiguous float32 in host memory: a NumPy array, ``array.array("f")``, a memoryview or a
         CPU tensor. It must not be touched until ``wait()`` returns. ``key`` names the bucket and is the same
         on all ranks. One op of a key is in flight at a time. With several lanes the key chooses the lane.
+
+        ``reliable`` are runs of coordinates, each the first one and their number. The blocks that hold them
+        are waited for up to ``config.deadline_s``, while the others end at their bounds (docs/late.md).
         """
-        return Work(self, self._ops.submit(bucket_of(array), key))
+        bucket = bucket_of(array)
+        for first, count in reliable:
+            if not 0 <= first <= first + count <= bucket.size:
+                raise ConfigError(
+                    f"reliable has {count} coordinates from {first} on, and the array has {bucket.size}"
+                )
+        return Work(self, self._ops.submit(bucket, key, reliable))
 
     def resynced(self) -> None:
         """Declare that this rank's state was copied from a peer: it contributes again."""

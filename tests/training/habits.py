@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tailcut
 from tailcut import Attachment, Config, Stats
+from tailcut.pytorch.reducer import Reduction
 from tests.training.common import (
     INPUTS,
     OUTPUTS,
@@ -272,6 +273,29 @@ def settings_beside_a_configuration() -> dict[str, Any]:
 
 
 @case
+def reliable_parameters() -> dict[str, Any]:
+    """In every step: what the runs of the bucket hold after it, and the gradients of the biases. DDP rebuilds
+    its bucket after the first step."""
+    ddp = DistributedDataParallel(perceptron())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    with heard_warnings() as texts:
+        attachment = tailcut.attach(ddp, PATIENT, reliable=("*.bias", "*.gone"))
+    reducer = attachment._reducer
+    assert reducer is not None
+    found, biases = [], []
+    with attachment, mock.patch.object(reducer.group, "allreduce", wraps=reducer.group.allreduce) as submit:
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(ddp, step).backward()
+            array, _, runs = submit.call_args.args
+            flat = torch.as_tensor(array)
+            found.append(sorted(value for first, n in runs for value in flat[first : first + n].tolist()))
+            gradients = [p.grad for name, p in ddp.module.named_parameters() if name.endswith("bias")]
+            biases.append(sorted(value for g in gradients if g is not None for value in g.tolist()))
+    return {"found": found, "biases": biases, "warnings": texts}
+
+
+@case
 def a_hook_is_there_already() -> dict[str, Any]:
     before = [udp_sockets(), native_threads()]
     ddp = DistributedDataParallel(perceptron())
@@ -296,7 +320,11 @@ def lengths_differ() -> dict[str, Any]:
     reducer = attachment._reducer
     assert reducer is not None
     average = reducer.average
-    with mock.patch.object(reducer, "average", lambda t, key: average(torch.cat([t, t[: 7 * RANK]]), key)):
+
+    def longer(tensor: torch.Tensor, key: str, **others: Any) -> Reduction:
+        return average(torch.cat([tensor, tensor[: 7 * RANK]]), key, **others)
+
+    with mock.patch.object(reducer, "average", longer):
         text = refusal(lambda: steps(ddp, optimizer, 1))
     optimizer.zero_grad()
     steps(ddp, optimizer, 2)

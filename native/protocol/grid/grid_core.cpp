@@ -122,7 +122,8 @@ std::vector<std::uint64_t> GridCore::tags(std::uint64_t group_tag, Rank rank, Ra
 
 void GridCore::submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) {
     terms_ = terms;
-    terms_.key = 0;  // grids do not carry what is late (rule 9)
+    terms_.key = 0;           // grids do not carry what is late (rule 9)
+    terms_.reliable.clear();  // nor wait for some of a bucket
     row_.submit(now, ticket, bucket, terms_);
     pump(now);
 }

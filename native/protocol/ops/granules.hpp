@@ -50,6 +50,11 @@ public:
     void remove(const GranuleSet& other) {
         for (std::size_t w = 0; w < words_.size(); ++w) words_[w] &= ~other.words_[w];
     }
+    bool contains(const GranuleSet& other) const {
+        for (std::size_t w = 0; w < words_.size(); ++w)
+            if (other.words_[w] & ~words_[w]) return false;
+        return true;
+    }
     bool none() const {
         return std::all_of(words_.begin(), words_.end(), [](std::uint64_t word) { return word == 0; });
     }

@@ -27,6 +27,14 @@ Op::Op(const OpContext& context, const Plan& plan, const Coding& gather)
 
 void Op::own(Block memory) {
     owned_.emplace(context_, plan_, context_.values.reduction(context_, plan_, gather_, std::move(memory)));
+    if (!reliable_.empty()) owned_->set_reliable(reliable_[own_shard()]);
+}
+
+void Op::set_reliable(std::span<const CoordRun> runs) {
+    reliable_ = reliable_granules(plan_.layout, runs);
+    if (!owned_) return;
+    const std::uint32_t granules = plan_.layout.granules(own_shard());
+    owned_->set_reliable(reliable_.empty() ? GranuleSet(granules) : reliable_[own_shard()]);
 }
 
 void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing) {
@@ -42,6 +50,7 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
     deadline_ = now + terms.bounds.deadline;
     loss_scale_tag_ = terms.loss_scale_tag;
     owned_->set_loss_scale_tag(loss_scale_tag_);
+    set_reliable(terms.reliable);
     report_.ticket = ticket;
     if (!holds()) hold({});
     contributions_ = context_.values.contributions(context_, plan_, scatter_, bucket);
@@ -115,8 +124,24 @@ Time Op::gathered_at() const {
     return last_parts == kNever ? kNever : std::max(last_parts, owned_->closed_at());
 }
 
+// Whether a reliable granule has not been answered that may still be.
+bool Op::awaits_reliable() const {
+    if (reliable_.empty()) return false;
+    if (owned_->awaits_reliable()) return true;
+    for (Rank shard = 0; shard < shape_.ranks; ++shard)
+        if (shard != own_shard() && !context_.roster.silent(plan_.owner(shard)) &&
+            !means_->answered(shard).contains(reliable_[shard]))
+            return true;
+    return false;
+}
+
 StageEnd Op::end_at() const {
     if (!entered_ || ended_) return {};
+    return awaits_reliable() ? StageEnd{deadline_, Ending::kDeadline} : clock_end();
+}
+
+// When the op ends if nothing is reliable.
+StageEnd Op::clock_end() const {
     StageEnd end{deadline_, Ending::kDeadline};
     // A rank that hears nobody, not even answers, is cut off: it and the others do not wait for each other.
     const bool deaf = context_.roster.heard_at() < entered_at_;

@@ -14,6 +14,7 @@
 #include "protocol/ops/owned_shard.hpp"
 #include "protocol/ops/ownership.hpp"
 #include "protocol/ops/received_means.hpp"
+#include "protocol/ops/reliable.hpp"
 #include "protocol/ops/terms.hpp"
 #include "protocol/reports/report.hpp"
 #include "wire/header.hpp"
@@ -41,6 +42,8 @@ public:
         means_.emplace(context_, plan_, std::move(memory));
     }
 
+    // What is waited for beyond the bounds: before the entry as far as is known, then as its terms say.
+    void set_reliable(std::span<const CoordRun> runs);
     // The local rank enters. Needs own(). What has already arrived goes into the bucket.
     void enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing);
 
@@ -73,6 +76,9 @@ public:
     // `skip_above` applies if the local rank has not entered the op.
     void close(Time now, Ending ending, float skip_above) {
         owned_->close(now, ending, entered_ ? skip_above_ : skip_above);
+    }
+    void cut(Time now, Ending ending, float skip_above) {
+        owned_->cut(now, ending, entered_ ? skip_above_ : skip_above);
     }
 
     // SCATTER of the own shard takes no more contributions.
@@ -166,6 +172,8 @@ private:
     void end_carrying();
     void complete_header(Time now, Destination to, Outgoing& out) const;
     Time gathered_at() const;
+    StageEnd clock_end() const;
+    bool awaits_reliable() const;
     void fill_report(Time now, Status status, Ending ending);
     void fill_links();
     SinceEntry since_entry(Time at) const { return at < 0 ? SinceEntry() : at - entered_at_; }
@@ -175,6 +183,7 @@ private:
     const Shape& shape_;
     const Plan plan_;
     std::uint32_t total_granules_ = 0;
+    std::vector<GranuleSet> reliable_;  // by shard; or empty
 
     // the local rank
     bool entered_ = false, contributing_ = false, ended_ = false;

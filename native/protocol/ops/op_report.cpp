@@ -23,10 +23,11 @@ void Op::fill_report(Time now, Status status, Ending ending) {
     report_.energies += means_->energies();
     report_.scatter.ended_by = owned_->ending();
     report_.scatter.began = since_entry(owned_->clock().majority_entered_at());
-    report_.scatter.ended = owned_->closed_at() - entered_at_;
+    report_.scatter.ended = owned_->ended_at() - entered_at_;
     report_.gather.ended_by = ending;
     report_.gather.began = std::max<Duration>(0, *report_.scatter.ended);
-    report_.gather.ended = now - entered_at_;
+    const bool waited = !reliable_.empty() && ending != Ending::kAll;  // for what is reliable
+    report_.gather.ended = (waited ? std::min(now, clock_end().at) : now) - entered_at_;
     fill_links();
 }
 

@@ -33,6 +33,10 @@ Ops::Ops(const Settings& settings, const OpContext& context, Roster& roster, con
 void Ops::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) {
     terms_ = terms;
     terms_len_ = static_cast<std::uint32_t>(bucket.size());
+    if (terms.key != 0 && !terms.reliable.empty())
+        reliable_[terms.key] = {terms_len_, terms.reliable};
+    else
+        reliable_.erase(terms.key);
     const Seq seq = next_seq_++;
     Slot& slot = slot_of(seq);
     Op* op = variant(seq, slot, {terms_len_, terms.key}, true);
@@ -101,6 +105,9 @@ Op* Ops::variant(Seq seq, Slot& slot, BucketId bucket, bool own) {
     // The local rank's own bucket always finds a place.
     if (slot.variants.size() + slot.retired.size() >= kMaxVariants && !own) return nullptr;
     slot.variants.push_back(std::make_unique<Op>(context_, Plan(context_.shape, seq, bucket), terms_.gather));
+    if (const auto known = reliable_.find(bucket.key);
+        !own && known != reliable_.end() && known->second.first == bucket.length)
+        slot.variants.back()->set_reliable(known->second.second);
     if (own || slot.variants.size() == 1) pools_.note_op(seq, bucket.length);
     return slot.variants.back().get();
 }
@@ -447,8 +454,8 @@ void Ops::advance(Time now) {
         for (auto at = slots_.lower_bound(first_timed_); at != slots_.end(); ++at) {
             Slot& slot = at->second;
             for (auto& op : slot.variants) {
-                if (const auto close = op->close_at(bounds_of(*op)); close.at <= now) {
-                    op->close(now, close.by, terms_.skip_above);
+                for (StageEnd close; (close = op->close_at(bounds_of(*op))).at <= now;) {
+                    op->cut(now, close.by, terms_.skip_above);
                     news_ = true;
                     end_if_complete(now, slot, *op);
                 }

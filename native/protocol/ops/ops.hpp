@@ -133,6 +133,8 @@ private:
     std::set<Seq> late_;
     Terms terms_;                           // of the latest op
     std::uint32_t terms_len_ = 0xFFFFFFFF;  // bucket length of that op
+    // By key: what was reliable in the rank's latest op of this bucket, and the bucket's length.
+    std::map<std::uint32_t, std::pair<std::uint32_t, std::vector<CoordRun>>> reliable_;
     Seq next_seq_;
     Seq first_timed_;  // ops before this one have no timer: they have closed and ended
     Seq swept_ = 0;    // where retire() continues among the ops that only late peers need

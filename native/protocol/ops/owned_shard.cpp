@@ -17,6 +17,7 @@ OwnedShard::OwnedShard(const OpContext& context, const Plan& plan, std::unique_p
       decided_(granules_),
       complete_(granules_),
       final_(granules_),
+      reliable_(granules_),
       ended_(shape_.ranks),
       left_(shape_.ranks),
       abstains_(shape_.ranks),
@@ -42,9 +43,17 @@ void OwnedShard::enter(Time now, float* bucket_shard, bool contributing, const C
     note_entry(shape_.self, now);
     clock_.note_last_part(shape_.self, now);
     if (!contributing) return abstain(shape_.self, now);
-    arrived_[shape_.self].set(0, granules_);
-    for (auto& ranks : decided_) ++ranks;
+    for (std::uint32_t g = 0; g < granules_; ++g) {
+        if (final_.test(g)) continue;  // closed by the clock, before the entry
+        arrived_[shape_.self].set(g, g + 1);
+        decided_[g] += !complete_.test(g);
+    }
     reduce_complete(0, granules_, now);
+}
+
+void OwnedShard::set_reliable(const GranuleSet& granules) {
+    reliable_ = granules;
+    reliable_.remove(complete_);
 }
 
 void OwnedShard::hand_back(bool awaited) {
@@ -113,29 +122,20 @@ std::optional<wire::Reject> OwnedShard::contribute(const wire::Header& header, s
     const Rank from = header.source;
     if (closed() || abstains_[from]) return wire::Reject::kLate;
     if (arrived_[from].any(first, last)) return wire::Reject::kDuplicate;
-    if (decided_by_[from]) return contribute_unawaited(header, first, last, payload);
-    arrived_[from].set(first, last);
-    clock_.note_packet(from, now);
-    if (header.flags & wire::kLastPart) clock_.note_last_part(from, now);
-    if (first == last) return std::nullopt;  // trimmed to nothing
-    for (std::uint32_t g = first; g < last; ++g) ++decided_[g];
-    values_->offer(header, first, last, payload);
-    reduce_complete(first, last, now);
-    values_->save();
-    return std::nullopt;
-}
-
-// Nobody waits for it any more, but what is not final yet can take it in. The rest of it is late. Only raw has runs of
-// which a part is final, and their values can be cut anywhere.
-std::optional<wire::Reject> OwnedShard::contribute_unawaited(const wire::Header& header, std::uint32_t first,
-                                                             std::uint32_t last,
-                                                             std::span<const std::byte> payload) {
+    // What is not final can take it in, even if nobody waits for it. The rest of it is late. Only raw has runs of
+    // which a part is final, and their values can be cut anywhere.
     const bool late = final_.any(first, last);
+    if (!decided_by_[from] && (first == last || !final_.all(first, last))) {
+        clock_.note_packet(from, now);
+        if (header.flags & wire::kLastPart) clock_.note_last_part(from, now);
+    }
     for (std::uint32_t g = first, end; g < last; g = end) {
         end = final_.run_end(g, last);
         if (final_.test(g)) continue;
-        arrived_[header.source].set(g, end);
+        arrived_[from].set(g, end);
+        for (std::uint32_t k = g; k < end && !decided_by_[from]; ++k) decided_[k] += !complete_.test(k);
         values_->offer(header, g, end, payload.subspan(late ? (g - first) * kGranule * sizeof(float) : 0));
+        reduce_complete(g, end, now);
         values_->save();
     }
     return late ? std::optional(wire::Reject::kLate) : std::nullopt;
@@ -143,12 +143,12 @@ std::optional<wire::Reject> OwnedShard::contribute_unawaited(const wire::Header&
 
 // The part of the mean that is missing, as a share of its energy: n/m - 1 for m of n independent
 // contributions, 1 for none.
-double OwnedShard::lacking() const {
+double OwnedShard::lacking(const GranuleSet& held) const {
     double live = 0, sum = 0;
     for (Rank rank = 0; rank < shape_.ranks; ++rank)
         live += !context_.roster.silent(rank) && !abstains_[rank];
     for (std::uint32_t g = 0; g < granules_; ++g) {
-        if (final_.test(g)) continue;
+        if (final_.test(g) || held.test(g)) continue;
         const auto came = static_cast<double>(std::count_if(
             arrived_.begin(), arrived_.end(), [&](const GranuleSet& set) { return set.test(g); }));
         sum += came > 0 ? std::max(0.0, live / came - 1) : 1;
@@ -156,11 +156,49 @@ double OwnedShard::lacking() const {
     return sum / granules_;
 }
 
-// Closes by the clock: every granule becomes final with the contributions that arrived.
+bool OwnedShard::awaits_reliable() const {
+    if (closed() || reliable_.none()) return false;
+    for (Rank rank = 0; rank < shape_.ranks; ++rank)
+        if (awaits(rank) && !arrived_[rank].contains(reliable_)) return true;
+    return false;
+}
+
+// The reliable granules that a rank which is not silent has still to deliver.
+GranuleSet OwnedShard::held() const {
+    GranuleSet held(granules_);
+    for (Rank rank = 0; rank < shape_.ranks; ++rank) {
+        if (!awaits(rank)) continue;
+        GranuleSet missing = reliable_;
+        missing.remove(arrived_[rank]);
+        held |= missing;
+    }
+    return held;
+}
+
+StageEnd OwnedShard::close_at(const Bounds& bounds) const {
+    if (closed()) return {};
+    const StageEnd end = clock_.end_at(bounds, context_.roster);
+    return cut_at_ >= 0 && awaits_reliable() ? clock_.reliable_end_at(bounds) : end;
+}
+
+void OwnedShard::cut(Time now, Ending ending, float skip_above) {
+    if (ending == Ending::kDeadline) return close(now, ending, skip_above);
+    close_but(held(), now, ending, skip_above);
+    if (!closed() && cut_at_ < 0) cut_at_ = now;
+}
+
 void OwnedShard::close(Time now, Ending ending, float skip_above) {
+    close_but(GranuleSet(granules_), now, ending, skip_above);
+}
+
+// Every granule that is not held becomes final with the contributions that arrived. If the op is skipped, or nobody
+// is left to apply it, nothing is held.
+void OwnedShard::close_but(const GranuleSet& held, Time now, Ending ending, float skip_above) {
     if (closed()) return;
     ending_ = ending;
+    reliable_ = held;
     if (alone()) {
+        reliable_ = GranuleSet(granules_);
         const std::vector<GranuleSet> arrived = arrived_;
         drop_arrived();
         if (context_.carries(plan_)) {  // it counts in the next op
@@ -172,12 +210,14 @@ void OwnedShard::close(Time now, Ending ending, float skip_above) {
             }
             values_->hand_on(arrived, final_);
         }
-    } else if (skip_above > 0 && lacking() > skip_above) {
+    } else if (skip_above > 0 && lacking(held) > skip_above) {
+        reliable_ = GranuleSet(granules_);
         delivered_ = arrived_;
         drop_arrived();
         values_->skip();
     }
-    for (auto& ranks : decided_) ranks = shape_.ranks;
+    for (std::uint32_t g = 0; g < granules_; ++g)
+        if (!reliable_.test(g)) decided_[g] = shape_.ranks;
     reduce_complete(0, granules_, now);
 }
 

@@ -21,6 +21,8 @@ public:
     // `bucket_shard` holds the own contribution, if there is one, and receives the mean in its place. The
     // memory no longer counts as the pool's.
     void enter(Time now, float* bucket_shard, bool contributing, const Coding& gather);
+    // These granules are closed by the clock only if those that lack them are silent, or short of the deadline.
+    void set_reliable(const GranuleSet& granules);
     void set_loss_scale_tag(std::uint16_t tag) { values_->loss_scale_tag = tag; }
     // The caller takes its shard back. What a peer has not been sent yet, or may need again, is saved.
     void hand_back(bool awaited);
@@ -34,16 +36,21 @@ public:
                                            std::uint32_t last, std::span<const std::byte> payload, Time now);
     void note_entry(Rank rank, Time entered_at) { clock_.note_entry(rank, entered_at); }
 
-    StageEnd close_at(const Bounds& bounds) const {
-        return closed() ? StageEnd{} : clock_.end_at(bounds, context_.roster);
-    }
+    // When cut() is due, and then close() for what it has left open.
+    StageEnd close_at(const Bounds& bounds) const;
+    // Closes by the clock, except what awaits_reliable() is about.
+    void cut(Time now, Ending ending, float skip_above);
     // Reduces what has arrived. If so much is missing that the mean would err by more than `skip_above` of
     // its energy, what is not final becomes EMPTY instead.
     void close(Time now, Ending ending, float skip_above = 0);
+    // Whether a rank that is not silent has still to deliver a reliable granule.
+    bool awaits_reliable() const;
 
     // SCATTER takes no more contributions.
     bool closed() const { return complete_granules_ == granules_; }
     Time closed_at() const { return closed_at_; }
+    // When it has closed, apart from reliable granules.
+    Time ended_at() const { return cut_at_ < 0 ? closed_at_ : cut_at_; }
     // Every granule of the mean is final. This holds as soon as the shard is closed, unless the mean is
     // shared beyond the group. Then reduce_more() takes in what has become final since, and leave_rest_empty() makes
     // the rest EMPTY.
@@ -90,9 +97,10 @@ public:
     bool pooled() const { return values_->pooled(); }
 
 private:
-    std::optional<wire::Reject> contribute_unawaited(const wire::Header& header, std::uint32_t first,
-                                                     std::uint32_t last, std::span<const std::byte> payload);
-    double lacking() const;
+    bool awaits(Rank rank) const { return !decided_by_[rank] && !context_.roster.silent(rank); }
+    GranuleSet held() const;
+    void close_but(const GranuleSet& held, Time now, Ending ending, float skip_above);
+    double lacking(const GranuleSet& held) const;
     bool alone() const;
     void drop_arrived();
     void lose(Rank rank, Time now);
@@ -118,12 +126,13 @@ private:
     std::vector<std::uint16_t> decided_;  // by granule: ranks that delivered it or never will
     GranuleSet complete_;                 // granules decided by all ranks, which are in reduction or final
     GranuleSet final_;                    // granules whose mean is computed
+    GranuleSet reliable_;                 // granules that the clock does not close
     std::vector<bool> ended_, left_;      // by rank
     std::vector<bool> abstains_;          // by rank: it contributes nothing more, now or later
     std::vector<bool> decided_by_;        // by rank: what it has not delivered is not waited for
     ScatterClock clock_;
     std::uint32_t complete_granules_ = 0, final_granules_ = 0;
-    Time closed_at_ = 0;
+    Time closed_at_ = 0, cut_at_ = -1;  // -1: nothing was left open when the clock ended SCATTER
     Ending ending_ = Ending::kAll;
     bool non_finite_ = false;
 

@@ -42,6 +42,10 @@ public:
     void note_last_part(Rank rank, Time now) { last_parts_.note(rank, now); }
 
     StageEnd end_at(const Bounds& bounds, const Roster& roster) const;
+    // When reliable granules are given up. This leaves a quarter of the deadline for their mean to come.
+    StageEnd reliable_end_at(const Bounds& bounds) const {
+        return {entries_.front() + bounds.deadline / 4 * 3, Ending::kDeadline};
+    }
     // Here and below, -1 means not known.
     Time majority_entered_at() const { return entries_.size() < majority() ? -1 : entries_[majority() - 1]; }
     Time entered_at(Rank rank) const { return entered_at_[rank]; }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "base/types.hpp"
 
@@ -49,6 +50,11 @@ struct LrScale {
     }
 };
 
+// A run of a bucket's coordinates.
+struct CoordRun {
+    std::uint32_t first = 0, count = 0;
+};
+
 // What a rank decides for each of its ops.
 struct Terms {
     Bounds bounds;
@@ -62,6 +68,7 @@ struct Terms {
     // The same for the column of a grid, where one op is a part of the row's GATHER.
     Bounds column_bounds{};
     std::uint8_t column_incast = 0;
+    std::vector<CoordRun> reliable{};  // what is waited for beyond the bounds, until the deadline
 };
 
 }  // namespace tailcut

@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 import zlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from tailcut.engine.alarms import Alarms
@@ -26,6 +26,9 @@ SLICE_NS = 50_000_000
 """The longest single native wait, so that Ctrl-C is answered."""
 
 _JOIN_NS = 10_000_000_000
+
+Run = tuple[int, int]
+"""The first of some coordinates of a bucket, and their number."""
 
 
 class Flight:
@@ -67,7 +70,7 @@ class Ops:
         self._alarms = Alarms(opening.steering, trim_bytes)
         _open.add(self)
 
-    def submit(self, bucket: Bucket, key: Hashable) -> Flight:
+    def submit(self, bucket: Bucket, key: Hashable, reliable: Sequence[Run] = ()) -> Flight:
         """Enter the next op with this bucket."""
         self.check_process()  # before the lock, which a forked child may find taken for ever
         with self._lock:
@@ -78,7 +81,8 @@ class Ops:
             named = hash_of(key)
             index = (named or self._calls) % len(self.lanes)
             self._calls += 1
-            ticket = self.lanes[index].submit(bucket, self._steering.terms(bucket.size), named)
+            terms = self._steering.terms(bucket.size)
+            ticket = self.lanes[index].submit(bucket, terms, named, reliable=reliable)
             flight = Flight(index, ticket)
             self._in_flight[index, ticket] = _Entry(bucket, weakref.ref(flight), key)
             if key is not None:

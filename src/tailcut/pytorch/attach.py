@@ -23,6 +23,7 @@ from tailcut.policy.budget import EXCESS
 from tailcut.pytorch.blocks import Bucket
 from tailcut.pytorch.demands import check_gradients, fitting, warn_of_what_blocks
 from tailcut.pytorch.reducer import Reducer
+from tailcut.pytorch.reliable import ReliableParameters
 from tailcut.pytorch.resync import Replica, copy_from
 from tailcut.pytorch.rolling import RollingResync
 from tailcut.pytorch.startup import announce, attachment_name, disabled, open_group, store_of, sum_up
@@ -73,6 +74,8 @@ def attach(
     if process_group.rank() == 0:
         announce(group, f"gradients of {type(ddp.module).__name__}")
         warn_of_what_blocks(ddp)
+        for pattern in attachment._reliable.unmatched:
+            notices.warn(f"tailcut: reliable={pattern!r} matches the name of no parameter")
     return attachment
 
 
@@ -96,6 +99,7 @@ class Attachment:
         self._attached_at = notices.users_place()
         self._step_error = self._step_coordinates = 0.0  # since the last should_step()
         self._names = {parameter: name for name, parameter in ddp.module.named_parameters()}
+        self._reliable = ReliableParameters(self._names, group.config.reliable if group else ())
         self._reducer: Reducer | None = None
         if group is not None:
             farewell = partial(sum_up, self._totals) if group.rank == 0 else None
@@ -268,4 +272,5 @@ def average_bucket(attachment: Attachment, bucket: GradBucket) -> torch.futures.
     key = attachment._names.get(parameters[0])
     if attachment._rolling is not None:
         attachment._rolling.enter(Bucket(key, tuple(parameters)), bucket.index() == 0, bucket.is_last())
-    return attachment._reducer.average(bucket.buffer(), key).future
+    reliable = attachment._reliable.runs(parameters)
+    return attachment._reducer.average(bucket.buffer(), key, reliable=reliable).future

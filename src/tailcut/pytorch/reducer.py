@@ -12,12 +12,13 @@ import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
 
+from tailcut.engine.ops import Run
 from tailcut.errors import BehindError, TailcutError
 from tailcut.group import Group, Work
 from tailcut.pytorch.staging import Passage, passage_of
@@ -38,10 +39,13 @@ Arrival = tuple["Reduction", Passage, Work]
 class Reduction:
     """One tensor on its way. ``future`` completes with the tensor, or raises what went wrong."""
 
-    def __init__(self, tensor: torch.Tensor, key: Hashable, scale: float) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, key: Hashable, scale: float, reliable: Sequence[Run] = ()
+    ) -> None:
         self.tensor = tensor
         self.key = key
         self.scale = scale
+        self.reliable = reliable
         self.error: Exception | None = None
         self._done = torch.futures.Future[Any](devices=[tensor.device] if tensor.is_cuda else None)
         # C++ does not see an exception that is set on a future, and one that a hook raises would break DDP.
@@ -90,12 +94,14 @@ class Reducer:
         ]
         _open_reducers.add(self)
 
-    def average(self, tensor: torch.Tensor, key: Hashable = None, scale: float = 1) -> Reduction:
+    def average(
+        self, tensor: torch.Tensor, key: Hashable = None, scale: float = 1, reliable: Sequence[Run] = ()
+    ) -> Reduction:
         """Start averaging ``tensor`` over the ranks, in place; returns at once. Errors are in the future.
 
-        The result is ``scale`` times the mean.
+        The result is ``scale`` times the mean. ``reliable`` is as in ``Group.allreduce``.
         """
-        reduction = Reduction(tensor, key, scale)
+        reduction = Reduction(tensor, key, scale, reliable)
         try:
             passage = passage_of(tensor)
             passage.depart()
@@ -149,7 +155,7 @@ class Reducer:
             if key in self._works:
                 with suppress(TailcutError):  # after an error DDP does not wait for its other buckets
                     self._works[key].wait()
-            work = self.group.allreduce(passage.arrive().reshape(-1), key)
+            work = self.group.allreduce(passage.arrive().reshape(-1), key, reduction.reliable)
         except Exception as error:
             reduction.fail(error)
         else:

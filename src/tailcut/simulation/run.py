@@ -86,6 +86,8 @@ def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _na
     spec.buckets = scenario.buckets
     spec.carry = scenario.late == "carry"
     spec.deaf = list(scenario.deaf)
+    for first, count in scenario.reliable:
+        spec.rely(first, count)
     spec.payload_bytes = scenario.packet_bytes
     spec.codec = CODEC_IDS[scenario.codec]
     spec.trim_payload_bytes = trimmed_payload_bytes(scenario.trim_bytes)

@@ -58,6 +58,8 @@ class Scenario(SimulatedNetwork):
     """The same as in ``Config``."""
     stand_in: bool = True
     """Whether a share of a rank's own gradient stands in for a mean that is late; otherwise zeros do."""
+    reliable: Sequence[tuple[int, int]] = ()
+    """Runs of coordinates of every bucket, as ``Group.allreduce`` takes them."""
     lengths: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """Lengths other than ``length``, by op and rank."""
     ops_by_rank: Mapping[int, int] = field(default_factory=dict)
