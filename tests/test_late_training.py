@@ -100,9 +100,10 @@ def test_what_is_carried_does_not_grow_over_ten_thousand_ops():
 
 
 def test_a_rank_that_is_always_late_takes_part_and_does_no_harm():
-    """It computes a little longer than an op may take: it is late in every op, and 12 ops late at the end. Over
-    four seeds the loss is 1.08 times that with nothing late (0.95 to 1.20), and 1.07 times (1.01 to 1.14) if
-    what it sends is discarded: one of eight is not missed, and not worse if it comes late."""
+    """It computes a little longer than an op may take: it is late in every op, and 8 ops late at the
+    end. Over four seeds the loss is 1.08 times that with nothing late (0.95 to 1.20), and 1.07 times
+    (1.01 to 1.14) if what it sends is discarded: one of eight is not missed, and not worse if it comes
+    late."""
     runs = []
     for seed in SEEDS:
         base = ops_late(0.15, seed=seed)
@@ -117,9 +118,9 @@ def test_a_rank_that_is_always_late_takes_part_and_does_no_harm():
 
 
 def test_everything_at_once_is_bounded():
-    """Loss, reordering, duplicates, hangs and blocked ports: 77 % of the contributions and 8 % of the means are
-    late. Over four seeds the loss is 1.12 times that with nothing late (0.98 to 1.26; discarded 8 to 12 times),
-    and drift up to 0.023 (discarded 0.32). Growth is 2.9."""
+    """Loss, reordering, duplicates, hangs and blocked ports: 77 % of the contributions and 8 % of the
+    means are late. Over four seeds the loss is 1.12 times that with nothing late (0.98 to 1.26; discarded
+    8 to 12 times), and drift up to 0.023 (discarded 0.32). Growth is 2.9."""
     base = ops_late(0.4, seed=1)
     bursts = Bursts(volume_bytes=200_000, gap_min_s=5e-3, gap_mean_s=6e-3)
     trouble = {"loss": 0.1, "jitter_s": 3e-4, "duplicate": 0.2, "bytes_per_s": 1e8, "bursts": bursts}
