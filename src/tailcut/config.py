@@ -176,9 +176,9 @@ class Config:
     """Whether lost packets are sent again while their stage is open. Without it, what is lost stays lost."""
 
     late: str = _setting("late", str, "carry", _one_of("carry", "discard"), agreed=True)
-    """What becomes of contributions and means that come after their stage has ended. "carry" adds them to the next op
-    of the same bucket, so that nothing is lost in the end (docs/late.md). "discard" drops them. Only buckets with a
-    key are carried, which those of ``attach`` have. Groups in rows discard."""
+    """What becomes of contributions and means that come after their stage has ended. "carry" adds them to the
+    next op of the same bucket, so that nothing is lost in the end (docs/late.md). "discard" drops them. Only
+    buckets with a key are carried, which those of ``attach`` have. Groups in rows discard."""
 
     adaptive: bool = _setting("adaptive", flag, True, _YES_OR_NO)
     """Whether an op waits only a little longer than earlier ops took (docs/time.md); ``deadline_s`` stays its
