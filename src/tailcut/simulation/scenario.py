@@ -52,8 +52,8 @@ class Scenario(SimulatedNetwork):
     """[op][rank]: how long a rank computes before it enters an op. It begins to compute when it has entered
     the previous op and the one ``depth`` before has ended."""
     buckets: int = 0
-    """The number of buckets that the ops take in turns. Each has a key, and what is late for it enters its next
-    op. With 0 buckets have no keys, and nothing is carried."""
+    """The number of buckets that the ops take in turns. Each has a key, and what is late for it enters its
+    next op. With 0 buckets have no keys, and nothing is carried."""
     late: str = "carry"
     """The same as in ``Config``."""
     lengths: Mapping[tuple[int, int], int] = field(default_factory=dict)
@@ -62,6 +62,10 @@ class Scenario(SimulatedNetwork):
     """The number of ops of ranks that do fewer than ``ops`` and then say goodbye."""
     resync_before: Mapping[int, int] = field(default_factory=dict)
     """By rank: the op before which it declares that its state was copied."""
+    loss_scales: Sequence[float] = ()
+    """By op: what its values were multiplied by."""
+    skips: Sequence[int] = ()
+    """Ops whose results nobody applies. A rank that has ended one is told so before it enters its next op."""
     first_seq: int = 0
 
     freezes: Sequence[Freeze] = ()
@@ -118,6 +122,11 @@ class Scenario(SimulatedNetwork):
             raise ConfigError(f"packet_bytes={self.packet_bytes} must be at least 256")
         if len(self.compute_s) and np.shape(self.compute_s) != (self.ops, self.ranks):
             raise ConfigError(f"compute_s has shape {np.shape(self.compute_s)}, not (ops, ranks)")
+
+        if self.loss_scales and len(self.loss_scales) != self.ops:
+            raise ConfigError(
+                f"loss_scales has {len(self.loss_scales)} entries, not one for each of {self.ops} ops"
+            )
 
     def length_of(self, op: int, rank: int) -> int:
         return self.lengths.get((op, rank), self.length)
