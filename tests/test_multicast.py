@@ -120,7 +120,7 @@ def test_the_engine_receives_what_comes_to_the_group() -> None:
     lane, sender = joined(), joined()
     lane.start(
         rank=0, ranks=2, rows=1, seed=0, group_tag=7, window_ops=4, codec=_native.CODEC_RAW, resend=True,
-        pool_bytes=1 << 20, window_bytes=1 << 20, terms=_native.Terms(fixed_bounds(10.0), 16),
+        carry=True, pool_bytes=1 << 20, window_bytes=1 << 20, terms=_native.Terms(fixed_bounds(10.0), 16),
         peers=[_native.PeerSettings(1 << 20, 1 << 20, 1424, 0, True)] * 2,
         addresses=[(number(LOOPBACK), 9)] * 2, sources=[[]] * 2,
     )  # fmt: skip

@@ -6,7 +6,7 @@ Owns what a caller sees: arguments, waiting, warnings, the end. The work is done
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -94,7 +94,7 @@ class Group:
         self._steering = opening.steering
         self._ops = Ops(opening, self.config.trim_bytes)
 
-    def allreduce(self, array: object, key: Hashable = None) -> Work:
+    def allreduce(self, array: object, key: Hashable = None, *, loss_scale: float = 0.0) -> Work:
         """Start averaging ``array`` over the ranks, in place, and return at once. Between hosts the mean may
         err by ``config.budget``, which suits gradients. With ``planes=16`` it errs by 1e-9, with
         ``codec="raw"`` not at all.
@@ -102,8 +102,20 @@ class Group:
         ``array`` is contiguous float32 in host memory: a NumPy array, ``array.array("f")``, a memoryview or a
         CPU tensor. It must not be touched until ``wait()`` returns. ``key`` names the bucket and is the same
         on all ranks. One op of a key is in flight at a time. With several lanes the key chooses the lane.
+
+        ``loss_scale`` is what the loss was multiplied by, the same on all ranks; 0 is none. What was late for
+        an op with another scale is multiplied by the ratio of the two before it is added.
         """
-        return Work(self, self._ops.submit(bucket_of(array), key))
+        return Work(self, self._ops.submit(bucket_of(array), key, loss_scale))
+
+    def skipped(self, reports: Iterable[Report]) -> None:
+        """Declare that nobody applied the results of these ops, for instance for an Inf in one of them.
+
+        All ranks call it for the same ops, before the next ``allreduce``. What had come late and entered
+        these results enters the next ones of the same keys. What is late for these ops is given up.
+        """
+        self._ops.check_process()
+        self._ops.skipped(reports)
 
     def resynced(self) -> None:
         """Declare that this rank's state was copied from a peer: it contributes again."""

@@ -273,9 +273,9 @@ def keys_of_buckets() -> dict[str, Any]:
     keys: list[Any] = []
     average = reducer.average
 
-    def noted(tensor: torch.Tensor, key: str) -> Any:
+    def noted(tensor: torch.Tensor, key: str, **rest: Any) -> Any:
         keys.append([key, tensor.numel()])
-        return average(tensor, key)
+        return average(tensor, key, **rest)
 
     with mock.patch.object(reducer, "average", noted):
         for step in range(3):

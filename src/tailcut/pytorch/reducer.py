@@ -38,10 +38,11 @@ Arrival = tuple["Reduction", Passage, Work]
 class Reduction:
     """One tensor on its way. ``future`` completes with the tensor, or raises what went wrong."""
 
-    def __init__(self, tensor: torch.Tensor, key: Hashable, scale: float) -> None:
+    def __init__(self, tensor: torch.Tensor, key: Hashable, scale: float, loss_scale: float) -> None:
         self.tensor = tensor
         self.key = key
         self.scale = scale
+        self.loss_scale = loss_scale
         self.error: Exception | None = None
         self._done = torch.futures.Future[Any](devices=[tensor.device] if tensor.is_cuda else None)
         # C++ does not see an exception that is set on a future, and one that a hook raises would break DDP.
@@ -90,12 +91,14 @@ class Reducer:
         ]
         _open_reducers.add(self)
 
-    def average(self, tensor: torch.Tensor, key: Hashable = None, scale: float = 1) -> Reduction:
+    def average(
+        self, tensor: torch.Tensor, key: Hashable = None, scale: float = 1, loss_scale: float = 0.0
+    ) -> Reduction:
         """Start averaging ``tensor`` over the ranks, in place; returns at once. Errors are in the future.
 
-        The result is ``scale`` times the mean.
+        The result is ``scale`` times the mean. ``loss_scale`` is that of ``Group.allreduce``.
         """
-        reduction = Reduction(tensor, key, scale)
+        reduction = Reduction(tensor, key, scale, loss_scale)
         try:
             passage = passage_of(tensor)
             passage.depart()
@@ -149,7 +152,7 @@ class Reducer:
             if key in self._works:
                 with suppress(TailcutError):  # after an error DDP does not wait for its other buckets
                     self._works[key].wait()
-            work = self.group.allreduce(passage.arrive().reshape(-1), key)
+            work = self.group.allreduce(passage.arrive().reshape(-1), key, loss_scale=reduction.loss_scale)
         except Exception as error:
             reduction.fail(error)
         else:
