@@ -214,6 +214,8 @@ void bind_endpoints(nb::module_& m) {
         .def_rw("compute_ns", &SimSpec::compute)
         .def_rw("ops_by_rank", &SimSpec::ops_by_rank)
         .def_rw("resync_before", &SimSpec::resync_before)
+        .def_rw("loss_scale_tags", &SimSpec::loss_scale_tags)
+        .def_rw("skips", &SimSpec::skips)
         .def_rw("depth", &SimSpec::depth)
         .def_rw("buckets", &SimSpec::buckets)
         .def_rw("carry", &SimSpec::carry)

@@ -153,14 +153,18 @@ def test_a_bucket_that_changes_its_length_drops_what_was_late() -> None:
     scenario = Scenario(
         ranks=4, length=1024, ops=2, buckets=1, lengths=lengths, compute_s=[[0, 0, 0, 0.06], [0.07] * 4]
     )
-    inputs = [[np.full(scenario.length_of(op, rank), 1.0 - op, np.float32) for rank in range(4)] for op in (0, 1)]
+    inputs = [
+        [np.full(scenario.length_of(op, rank), 1.0 - op, np.float32) for rank in range(4)] for op in (0, 1)
+    ]
     simulation = simulate(scenario, inputs)
     assert not any(simulation.results[1][rank].any() for rank in range(4))
     assert sum(c.dropped_late_coords for c in simulation.native.counters) > 0
 
 
 def test_a_late_contribution_that_is_not_finite_is_not_carried() -> None:
-    scenario = Scenario(ranks=4, length=1024, ops=3, buckets=1, compute_s=[[0, 0, 0, 0.06]] + [[0.07] * 4] * 2)
+    scenario = Scenario(
+        ranks=4, length=1024, ops=3, buckets=1, compute_s=[[0, 0, 0, 0.06]] + [[0.07] * 4] * 2
+    )
     inputs = [[np.ones(1024, np.float32) for _ in range(4)] for _ in range(3)]
     inputs[0][3][:] = np.inf
     simulation = simulate(scenario, inputs)

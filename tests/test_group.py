@@ -299,10 +299,10 @@ def test_a_dropped_work_keeps_its_array_until_the_op_has_ended(tmp_path: Path) -
         del array
         gc.collect()
         assert alive() is not None
-        groups[1].allreduce(np.ones(1000, np.float32)).wait()
+        groups[1].allreduce(np.ones(1000, np.float32), key="a").wait()
         allreduce(groups, vectors(2, 10))  # op 0 is over on both ranks
         groups[0].allreduce(np.ones(10, np.float32), key="a")
-        groups[1].allreduce(np.ones(10, np.float32)).wait()
+        groups[1].allreduce(np.ones(10, np.float32), key="a").wait()
         gc.collect()
         assert alive() is None
         assert groups[0].stats().ops == 2  # the third was not waited for either

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from tailcut.engine.keys import hash_of
 from tailcut.pytorch.blocks import BLOCK, Bucket, Segment, cut, segments
 from tailcut.pytorch.correction import Correction, apply
 from tailcut.pytorch.drift import differences, fingerprint, norms, random_signs
@@ -101,7 +102,7 @@ def block_of(*shapes: tuple[int, ...]) -> tuple[list[torch.nn.Parameter], torch.
 def test_blocks_cover_every_coordinate_once_and_have_the_owner_of_their_shard() -> None:
     parameters = tuple(torch.zeros(n) for n in (100_000, 7, 1, 40_000))
     for ranks in (1, 2, 3, 8):
-        blocks = cut([Bucket("a", parameters), Bucket("b", parameters[:2])], ranks, seed=5)
+        blocks = cut([Bucket("a", parameters), Bucket("b", parameters[:2])], ranks, 5, hash_of)
         for key, length in (("a", 140_008), ("b", 100_007)):
             mine = [block for block in blocks if block.key == key]
             assert sum(block.count for block in mine) == length
@@ -115,7 +116,7 @@ def test_a_block_holds_the_state_of_its_parameters_in_the_order_of_memory() -> N
     (image, vector), adam = block_of((4, 3, 2, 2), (10,))
     image.data = image.data.to(memory_format=torch.channels_last)
     adam.state[image]["exp_avg"] = adam.state[image]["exp_avg"].to(memory_format=torch.channels_last)
-    (block,) = cut([Bucket("a", (image, vector))], 1, 0)
+    (block,) = cut([Bucket("a", (image, vector))], 1, 0, hash_of)
     found = [(segment.name, len(segment.values)) for segment in segments(block, adam)]
     assert found == [("", 48), ("", 10), ("exp_avg", 48), ("exp_avg", 10), ("exp_avg_sq", 10)]
     segments(block, adam)[0].values.zero_()
@@ -167,7 +168,7 @@ def test_a_correction_brings_adam_to_its_owner_however_many_steps_have_passed(st
             parameter.add_(0.1 * torch.randn_like(parameter))
             optimizers[0].state[parameter]["exp_avg"].mul_(3)
             optimizers[0].state[parameter]["exp_avg_sq"].mul_(30)
-    blocks = [cut([Bucket("a", tuple(replica))], 1, 0)[0] for replica in replicas]
+    blocks = [cut([Bucket("a", tuple(replica))], 1, 0, hash_of)[0] for replica in replicas]
     copies = [
         [s._replace(values=s.values.clone()) for s in segments(block, optimizer)]
         for block, optimizer in zip(blocks, optimizers, strict=True)

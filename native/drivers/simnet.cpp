@@ -27,6 +27,7 @@ struct Host {
     std::uint64_t socket_bytes = 0;
     std::vector<Time> finished_at;
     std::size_t deeds_to_do = 0;  // with blobs: planned, or fetches under way
+    std::size_t told_skips = 0;   // of spec.skips
 };
 
 class Sim {
@@ -224,6 +225,11 @@ void Sim::plan_entry(Rank rank) {
 void Sim::enter(Rank rank) {
     Host& host = hosts_[rank];
     if (!spec_.resync_before.empty() && spec_.resync_before[rank] == host.entered) host.core->resynced();
+    for (std::size_t& told = host.told_skips; told < spec_.skips.size() && spec_.skips[told] < host.ended_ops;
+         ++told) {
+        const Seq seq = spec_.first_seq + spec_.skips[told];
+        host.core->skipped(seq, seq + 1);
+    }
     host.entering = false;
     host.last_entry = now();
     const Seq op = host.entered++;
@@ -232,6 +238,7 @@ void Sim::enter(Rank rank) {
     Terms terms = spec_.decide ? spec_.decide(rank, now(), length) : fixed_terms(rank);
     if (spec_.buckets > 0) terms.key = 1 + op % spec_.buckets;
     terms.reliable = spec_.reliable;
+    if (!spec_.loss_scale_tags.empty()) terms.loss_scale_tag = spec_.loss_scale_tags[op];
     host.core->submit(now(), op, bucket, terms);
 }
 

@@ -81,6 +81,10 @@ struct SimSpec : sim::NetworkSpec {
     std::vector<Seq> ops_by_rank;  // how many ops each rank does before it says goodbye
     // By rank: the op before which it declares its state copied; or empty.
     std::vector<std::size_t> resync_before;
+    // By op: the tag of its loss scale; or empty.
+    std::vector<std::uint16_t> loss_scale_tags;
+    // Ops whose results nobody applies, in order. A rank is told before it enters its next op.
+    std::vector<Seq> skips;
     Seq depth = 1;
     // Policies, if there are any: the terms of an op at its entry, and what came of it.
     std::function<Terms(Rank rank, Time now, std::uint32_t bucket_len)> decide;

@@ -6,7 +6,7 @@ Owns what a caller sees: arguments, waiting, warnings, the end. The work is done
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -94,7 +94,14 @@ class Group:
         self._steering = opening.steering
         self._ops = Ops(opening, self.config.trim_bytes)
 
-    def allreduce(self, array: object, key: Hashable = None, reliable: Sequence[Run] = ()) -> Work:
+    def allreduce(
+        self,
+        array: object,
+        key: Hashable = None,
+        *,
+        reliable: Sequence[Run] = (),
+        loss_scale: float = 0.0,
+    ) -> Work:
         """Start averaging ``array`` over the ranks, in place, and return at once. Between hosts the mean may
         err by ``config.budget``, which suits gradients. With ``planes=16`` it errs by 1e-9, with
         ``codec="raw"`` not at all.
@@ -105,6 +112,9 @@ class Group:
 
         ``reliable`` are runs of coordinates, each the first one and their number. The blocks that hold them
         are waited for up to ``config.deadline_s``, while the others end at their bounds (docs/late.md).
+
+        ``loss_scale`` is what the loss was multiplied by, the same on all ranks; 0 is none. What was late for
+        an op with another scale is multiplied by the ratio of the two before it is added.
         """
         bucket = bucket_of(array)
         for first, count in reliable:
@@ -112,7 +122,16 @@ class Group:
                 raise ConfigError(
                     f"reliable has {count} coordinates from {first} on, and the array has {bucket.size}"
                 )
-        return Work(self, self._ops.submit(bucket, key, reliable))
+        return Work(self, self._ops.submit(bucket, key, reliable, loss_scale))
+
+    def skipped(self, reports: Iterable[Report]) -> None:
+        """Declare that nobody applied the results of these ops, for instance for an Inf in one of them.
+
+        All ranks call it for the same ops, before the next ``allreduce``. What had come late and entered
+        these results enters the next ones of the same keys. What is late for these ops is given up.
+        """
+        self._ops.check_process()
+        self._ops.skipped(reports)
 
     def resynced(self) -> None:
         """Declare that this rank's state was copied from a peer: it contributes again."""

@@ -53,8 +53,8 @@ class Report:
 
     seq: int
     status: Status
-    """complete: all means came. partial: the op ended before that; ``ended_by`` says why, and what did not
-    come is zero. behind: see ``behind_ops``."""
+    """complete: all means came. partial: the op ended before that; ``ended_by`` says why, and ``lost_frac``
+    how much did not come. behind: see ``behind_ops``."""
     length: int
     """Coordinates of the bucket."""
     elapsed_s: float
@@ -68,7 +68,8 @@ class Report:
     non_finite: bool = False
     """Some rank's bucket held an Inf or a NaN. So does the result, on every rank that learned of it."""
     lost_frac: float = 0.0
-    """The share of the result that is zero because its mean did not come or was EMPTY."""
+    """The share of the result whose mean did not come in time or was EMPTY. It is zero there, or, with a key
+    and ``late="carry"``, stands for what follows with the next op of the key."""
     epsilon: Epsilon = NO_ERROR
     """The error that this op added to the mean, by source, as far as this rank knows (docs/budget.md)."""
     correlation: float = 0.0
@@ -92,6 +93,9 @@ class Report:
     (docs/late.md)."""
     late_coords: int = 0
     """Coordinates of the previous op whose means came after its end and before the end of this one."""
+    split_verdicts: int = 0
+    """Earlier ops that others skipped for an Inf or a NaN, and whose results this rank had applied when it
+    learned of that, since the last report."""
     lr_scale: LrScale | None = None
     """The factor of the learning rate that rank 0 announced last, as far as this rank has heard."""
     column: tuple[Report, ...] = ()
@@ -192,6 +196,7 @@ def _from_native(
         late=native.late,
         carried_coords=native.carried_coords,
         late_coords=native.late_coords,
+        split_verdicts=native.split_verdicts,
         lr_scale=_announced(native.lr_scale),
         column=tuple([_from_native(op, column) for op in native.column if op.status in _RESULTS]),
     )

@@ -42,7 +42,8 @@ class Stats:
     coordinates: int = 0
     """Coordinates of all results."""
     lost_coordinates: int = 0
-    """Of these, zeros because a mean did not come or was EMPTY."""
+    """Of these, those whose mean did not come in time or was EMPTY. They are zero, or, with a key and
+    ``late="carry"``, stand for what follows with the next op of the key."""
     late_coordinates: int = 0
     """Of the lost coordinates, those whose mean came by the end of the next op."""
     late_completions: int = 0
@@ -116,7 +117,7 @@ class Stats:
 
     @property
     def lost_frac(self) -> float:
-        """The share of all results that is zero because a mean did not come or was EMPTY."""
+        """The share of all results whose mean did not come in time or was EMPTY (``lost_coordinates``)."""
         return self.lost_coordinates / self.coordinates if self.coordinates else 0.0
 
     def __str__(self) -> str:

@@ -199,6 +199,10 @@ void plan_faults(Dice& dice, SimSpec& spec) {
         for (Duration& compute : op)
             if (dice.chance(0.1)) compute += dice.between(0, 100 * kMillisecond);
     if (dice.chance(0.3)) spec.resync_before.assign(spec.ranks, dice.below(7));
+    if (dice.chance(0.3)) spec.skips = {1, 4};
+    if (dice.chance(0.3))
+        for (std::size_t op = 0; op < spec.compute.size(); ++op)
+            spec.loss_scale_tags.push_back(dice.one_of<std::uint16_t>({0, 0x3f80, 0x4000, 0x4040, 0x7fff}));
     plan_stops(dice, spec);
 }
 

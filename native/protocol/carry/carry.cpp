@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "protocol/values/values.hpp"
@@ -19,9 +20,12 @@ constexpr double kShareSteps = 64;
 // A tag is the upper half of the loss scale as fp32 (bfloat16).
 float loss_scale_of(std::uint16_t tag) { return std::bit_cast<float>(std::uint32_t{tag} << 16); }
 
-// Values were multiplied by the loss scale of their op, and are added to values of another.
+// Values were multiplied by the loss scale of their op, and are added to values of another. A tag may come from a
+// header, and one that is no scale must not make an Inf or a NaN of what is carried.
 float rescaling(std::uint16_t from, std::uint16_t to) {
-    return from == to || from == 0 || to == 0 ? 1 : loss_scale_of(to) / loss_scale_of(from);
+    if (from == to || from == 0 || to == 0) return 1;
+    const float factor = loss_scale_of(to) / loss_scale_of(from);
+    return factor > 0 && factor < std::numeric_limits<float>::infinity() ? factor : 1;
 }
 
 }  // namespace

@@ -14,6 +14,8 @@ void Accounts::complete(OpReport& report, const Op& op) {
     late_.tell(report);
     complete_links(report);
     late_.note_end(report, op);
+    const std::uint64_t told = std::exchange(told_verdicts_, counters.split_verdicts);
+    report.split_verdicts = static_cast<std::uint32_t>(counters.split_verdicts - told);
 }
 
 void Accounts::tell_lacked(Rank rank, wire::Header& header) const {

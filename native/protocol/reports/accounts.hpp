@@ -57,6 +57,7 @@ private:
     std::vector<Reported> reported_;  // by rank
     std::vector<Lacked> lacked_;      // by rank
     LateStages late_;
+    std::uint64_t told_verdicts_ = 0;  // split verdicts up to the last report
 };
 
 }  // namespace tailcut

@@ -150,6 +150,7 @@ struct OpReport {
     std::vector<LateCompletion> late;
     std::uint64_t carried_coords = 0;  // late means of earlier ops that were added to the result
     std::uint32_t late_coords = 0;     // of the previous op's means: came after its end and before this op's
+    std::uint32_t split_verdicts = 0;  // since the last report: ops that others skipped, heard of too late
     std::vector<OpReport> column;      // in a grid: ops of the column that ended since the last report
     // kLengthMismatch: by rank, the length that it stated, including this rank.
     std::vector<std::optional<std::uint32_t>> stated_lengths;
@@ -183,6 +184,7 @@ struct OpReport {
         visit("late", &OpReport::late);
         visit("carried_coords", &OpReport::carried_coords);
         visit("late_coords", &OpReport::late_coords);
+        visit("split_verdicts", &OpReport::split_verdicts);
         visit("column", &OpReport::column);
         visit("stated_lengths", &OpReport::stated_lengths);
     }

@@ -9,12 +9,13 @@ import atexit
 import os
 import threading
 import weakref
-import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from tailcut.engine.alarms import Alarms
 from tailcut.engine.buffers import Bucket
+from tailcut.engine.keys import Keys
+from tailcut.engine.loss_scale import tag_of
 from tailcut.engine.opening import Opening
 from tailcut.engine.state import State
 from tailcut.engine.totals import Totals, add_lanes
@@ -46,11 +47,6 @@ class _Entry(NamedTuple):
     key: Hashable
 
 
-def hash_of(key: Hashable) -> int:
-    """The same on every rank, and 0 only for None."""
-    return 0 if key is None else zlib.crc32(repr(key).encode()) or 1
-
-
 class Ops:
     """The ops of one rank. One lock guards those in flight, their keys, the totals and the steering."""
 
@@ -65,24 +61,28 @@ class Ops:
         self._closed = False
         self._calls = 0
         self._in_flight: dict[tuple[int, int], _Entry] = {}
-        self._keys: set[Hashable] = set()
+        self._keys: set[Hashable] = set()  # of the ops in flight
+        self._numbers = Keys()
         self._totals = Totals()
         self._alarms = Alarms(opening.steering, trim_bytes)
         _open.add(self)
 
-    def submit(self, bucket: Bucket, key: Hashable, reliable: Sequence[Run] = ()) -> Flight:
+    def submit(
+        self, bucket: Bucket, key: Hashable, reliable: Sequence[Run] = (), loss_scale: float = 0.0
+    ) -> Flight:
         """Enter the next op with this bucket."""
+        tag = tag_of(loss_scale)
         self.check_process()  # before the lock, which a forked child may find taken for ever
         with self._lock:
             self.check_open()
             self._take_dropped()
             if key is not None and key in self._keys:
                 raise ConfigError(f"key {key!r} is still in flight; wait() for it first")
-            named = hash_of(key)
-            index = (named or self._calls) % len(self.lanes)
+            number = self.number_of(key)
+            index = (number or self._calls) % len(self.lanes)
             self._calls += 1
             terms = self._steering.terms(bucket.size)
-            ticket = self.lanes[index].submit(bucket, terms, named, reliable=reliable)
+            ticket = self.lanes[index].submit(bucket, terms, number, tag, reliable=reliable)
             flight = Flight(index, ticket)
             self._in_flight[index, ticket] = _Entry(bucket, weakref.ref(flight), key)
             if key is not None:
@@ -119,8 +119,19 @@ class Ops:
     def forget(self, key: Hashable, first: int, count: int) -> None:
         """Carry nothing more of these coordinates of a bucket: what ended ops lack of them comes another way.
         On a closed group it does nothing."""
-        named = hash_of(key)
-        self.lanes[named % len(self.lanes)].forget(named, first, count)
+        number = self.number_of(key)
+        self.lanes[number % len(self.lanes)].forget(number, first, count)
+
+    def number_of(self, key: Hashable) -> int:
+        """The number by which the core knows a key."""
+        return self._numbers.number_of(key)
+
+    def skipped(self, reports: Iterable[Report]) -> None:
+        """Nobody applied the results of these ops. On a closed group it does nothing."""
+        for report in reports:
+            if report.key is not None:  # without a key nothing is carried
+                lane = self.lanes[self.number_of(report.key) % len(self.lanes)]
+                lane.skipped(report.seq, report.seq)
 
     def resynced(self) -> None:
         self.check_open()

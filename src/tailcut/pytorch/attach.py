@@ -21,11 +21,12 @@ from tailcut.errors import ConfigError
 from tailcut.group import Group
 from tailcut.policy.budget import EXCESS
 from tailcut.pytorch.blocks import Bucket
-from tailcut.pytorch.demands import check_gradients, fitting, warn_of_what_blocks
+from tailcut.pytorch.demands import check_gradients, check_scaler, fitting, warn_of_what_blocks
 from tailcut.pytorch.reducer import Reducer
 from tailcut.pytorch.reliable import ReliableParameters
 from tailcut.pytorch.resync import Replica, copy_from
 from tailcut.pytorch.rolling import RollingResync
+from tailcut.pytorch.scaling import Scaling
 from tailcut.pytorch.startup import announce, attachment_name, disabled, open_group, store_of, sum_up
 from tailcut.report import Report
 from tailcut.stats import Stats
@@ -42,10 +43,11 @@ def attach(
     """Average the gradients of ``ddp`` through tailcut from now on. Every rank calls it, before any step.
 
     ``settings`` are fields of ``Config``, such as ``deadline_s=5``; they come before those of ``config``. If
-    ``optimizer`` is given, its state is kept equal too (docs/resync.md), and that of ``scaler``, a
-    ``torch.amp.GradScaler``, is copied by ``Attachment.resync``. ``on_over_budget`` is called when gradients
-    have cost more than ``config.budget`` for a hundred buckets in a row. Another thread calls it while
-    backward waits, and backward raises what it raises.
+    ``optimizer`` is given, its state is kept equal too (docs/resync.md). If the loss is scaled, ``scaler`` is
+    the ``torch.amp.GradScaler``: what is late is carried at the right scale and not into a step that was
+    skipped, and ``Attachment.resync`` copies the scale. ``on_over_budget`` is called when gradients have cost
+    more than ``config.budget`` for a hundred buckets in a row. Another thread calls it while backward waits,
+    and backward raises what it raises.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise ConfigError(
@@ -55,6 +57,7 @@ def attach(
     if disabled():
         return Attachment(ddp, None, optimizer, scaler)
     check_gradients(ddp)
+    check_scaler(scaler)
     config = fitting(configured(config, settings), ddp)
     process_group = ddp.process_group
     group = open_group(
@@ -93,6 +96,7 @@ class Attachment:
         self._ddp: weakref.ref[DistributedDataParallel] | None = weakref.ref(ddp)
         self._optimizer = optimizer
         self._scaler = scaler
+        self._scaling: Scaling | None = None
         self._resynced_bytes = 0
         self._earlier: dict[str, Any] = {}
         self._warned: set[str] = set()
@@ -101,8 +105,12 @@ class Attachment:
         self._names = {parameter: name for name, parameter in ddp.module.named_parameters()}
         self._reliable = ReliableParameters(self._names, group.config.reliable if group else ())
         self._reducer: Reducer | None = None
+        self._carries = False
         if group is not None:
+            self._carries = group.config.late == "carry" and group._ops.state is not None  # not in a grid
             farewell = partial(sum_up, self._totals) if group.rank == 0 else None
+            if scaler is not None:
+                self._scaling = Scaling(scaler, optimizer, group.config.window_ops)
             self._reducer = Reducer(group, self._listen, farewell)
         self._rolling = self._roll(ddp) if group is not None else None
         self.reports: deque[Report] = deque(maxlen=group.config.window_ops if group else 0)
@@ -178,6 +186,8 @@ class Attachment:
         self._resynced_bytes += copied_bytes
         if self._rolling is not None:
             self._rolling.restart(step)
+        if self._scaling is not None:
+            self._scaling.restart()
         if self._reducer:
             self._reducer.group.resynced()
 
@@ -214,7 +224,7 @@ class Attachment:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        self._ddp = self._optimizer = self._scaler = self._reducer = self._rolling = None
+        self._ddp = self._optimizer = self._scaler = self._scaling = self._reducer = self._rolling = None
         self._resynced_bytes = 0
         self.reports = deque(maxlen=0)
 
@@ -246,6 +256,15 @@ class Attachment:
         self.reports.append(report)
         self._step_error += report.epsilon.total * report.length
         self._step_coordinates += report.length
+        if self._scaling is not None:
+            self._scaling.listen(report)
+        if report.split_verdicts:
+            self._warn_once(
+                f"tailcut: {report}: another rank skipped a step for an Inf or a NaN that this one applied; "
+                "replicas and loss scales differ until attachment.resync(); stats() keeps count"
+            )
+        if self._carries and report.key is not None:
+            return  # what did not come in time follows
         if report.gather.missing:
             self._warn_once(
                 f"tailcut: {report}: a part of the mean did not come in time, and replicas that have it "
@@ -270,7 +289,13 @@ def average_bucket(attachment: Attachment, bucket: GradBucket) -> torch.futures.
     # DDP rebuilds its buckets after the first step, so an index would then mean another bucket.
     parameters = bucket.parameters()
     key = attachment._names.get(parameters[0])
+    first = bucket.index() == 0
     if attachment._rolling is not None:
-        attachment._rolling.enter(Bucket(key, tuple(parameters)), bucket.index() == 0, bucket.is_last())
+        attachment._rolling.enter(Bucket(key, tuple(parameters)), first, bucket.is_last())
+    scaling, loss_scale = attachment._scaling, 0.0
+    if scaling is not None:
+        if first:
+            attachment._reducer.group.skipped(scaling.begin_pass())
+        loss_scale = scaling.loss_scale
     reliable = attachment._reliable.runs(parameters)
-    return attachment._reducer.average(bucket.buffer(), key, reliable=reliable).future
+    return attachment._reducer.average(bucket.buffer(), key, reliable=reliable, loss_scale=loss_scale).future

@@ -6,14 +6,13 @@ owner computes the mean gradient there, and so always has it: its replica is the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from tailcut import _native
-from tailcut.engine.ops import hash_of
 
 BLOCK = 1 << 15
 """Coordinates, as in the codec. The rest of a shard, which the codec cuts further, is one block here."""
@@ -54,21 +53,18 @@ class Block:
     pieces: tuple[Piece, ...]
 
 
-def owner_of(key: str | None, shard: int, ranks: int, seed: int) -> int:
-    """The rank that owns a shard of the bucket with this key, in every op."""
-    return _native.owner_of(shard, 0, ranks, seed, hash_of(key))
+def cut(
+    buckets: Sequence[Bucket], ranks: int, seed: int, number_of: Callable[[str | None], int]
+) -> list[Block]:
+    """All blocks, in an order that is the same on all ranks. ``number_of`` is that of the ops."""
+    return [block for bucket in buckets for block in _blocks(bucket, ranks, seed, number_of(bucket.key))]
 
 
-def cut(buckets: Sequence[Bucket], ranks: int, seed: int) -> list[Block]:
-    """All blocks, in an order that is the same on all ranks."""
-    return [block for bucket in buckets for block in _blocks(bucket, ranks, seed)]
-
-
-def _blocks(bucket: Bucket, ranks: int, seed: int) -> Iterator[Block]:
+def _blocks(bucket: Bucket, ranks: int, seed: int, number: int) -> Iterator[Block]:
     length = sum(parameter.numel() for parameter in bucket.parameters)
     for shard in range(ranks):
         begin, end = _native.shard_range(length, ranks, shard)
-        owner = owner_of(bucket.key, shard, ranks, seed)
+        owner = _native.owner_of(shard, 0, ranks, seed, number)  # in every op of the key
         for first in range(begin, end, BLOCK):
             last = min(first + BLOCK, end)
             yield Block(bucket.key, first, last - first, owner, tuple(_pieces(bucket, first, last)))

@@ -6,6 +6,7 @@ Also warns of what DDP does that still waits for every rank. Looks at the model 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -42,6 +43,15 @@ def check_gradients(ddp: DistributedDataParallel) -> None:
             "torch._dynamo.config.optimize_ddp='python_reducer' reduces parameter by parameter inside the "
             "compiled graph; tailcut needs DDP's buckets: set it to 'ddp_optimizer'"
         )
+
+
+def check_scaler(scaler: Any) -> None:
+    """Raise ConfigError if this is something else than a GradScaler."""
+    for method in ("get_scale", "is_enabled", "state_dict"):
+        if scaler is not None and not callable(getattr(scaler, method, None)):
+            raise ConfigError(
+                f"scaler is a {type(scaler).__name__} without {method}(); pass a torch.amp.GradScaler"
+            )
 
 
 def fitting(config: Config, ddp: DistributedDataParallel) -> Config:

@@ -40,12 +40,18 @@ class Reduction:
     """One tensor on its way. ``future`` completes with the tensor, or raises what went wrong."""
 
     def __init__(
-        self, tensor: torch.Tensor, key: Hashable, scale: float, reliable: Sequence[Run] = ()
+        self,
+        tensor: torch.Tensor,
+        key: Hashable,
+        scale: float,
+        reliable: Sequence[Run] = (),
+        loss_scale: float = 0.0,
     ) -> None:
         self.tensor = tensor
         self.key = key
         self.scale = scale
         self.reliable = reliable
+        self.loss_scale = loss_scale
         self.error: Exception | None = None
         self._done = torch.futures.Future[Any](devices=[tensor.device] if tensor.is_cuda else None)
         # C++ does not see an exception that is set on a future, and one that a hook raises would break DDP.
@@ -95,13 +101,18 @@ class Reducer:
         _open_reducers.add(self)
 
     def average(
-        self, tensor: torch.Tensor, key: Hashable = None, scale: float = 1, reliable: Sequence[Run] = ()
+        self,
+        tensor: torch.Tensor,
+        key: Hashable = None,
+        scale: float = 1,
+        reliable: Sequence[Run] = (),
+        loss_scale: float = 0.0,
     ) -> Reduction:
         """Start averaging ``tensor`` over the ranks, in place; returns at once. Errors are in the future.
 
-        The result is ``scale`` times the mean. ``reliable`` is as in ``Group.allreduce``.
+        The result is ``scale`` times the mean. ``reliable`` and ``loss_scale`` are as in ``Group.allreduce``.
         """
-        reduction = Reduction(tensor, key, scale, reliable)
+        reduction = Reduction(tensor, key, scale, reliable, loss_scale)
         try:
             passage = passage_of(tensor)
             passage.depart()
@@ -155,7 +166,12 @@ class Reducer:
             if key in self._works:
                 with suppress(TailcutError):  # after an error DDP does not wait for its other buckets
                     self._works[key].wait()
-            work = self.group.allreduce(passage.arrive().reshape(-1), key, reduction.reliable)
+            work = self.group.allreduce(
+                passage.arrive().reshape(-1),
+                key,
+                reliable=reduction.reliable,
+                loss_scale=reduction.loss_scale,
+            )
         except Exception as error:
             reduction.fail(error)
         else:

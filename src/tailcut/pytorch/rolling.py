@@ -124,7 +124,7 @@ class RollingResync:
         if form != self._form:
             self._form, self._blocks = form, []
         elif not self._blocks:
-            self._blocks = cut(self._buckets, self._ranks, self._seed)
+            self._blocks = cut(self._buckets, self._ranks, self._seed, self._ops.number_of)
             names = max(
                 len(list(elementwise(parameter, self._optimizer)))
                 for bucket in self._buckets

@@ -10,6 +10,7 @@ import numpy as np
 
 from tailcut import _native
 from tailcut.codec import CODEC_IDS, trimmed_payload_bytes
+from tailcut.engine.loss_scale import tag_of
 from tailcut.errors import TailcutError
 from tailcut.grid import GridLayout
 from tailcut.policy.deadline import fixed_bounds
@@ -103,6 +104,8 @@ def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _na
     ] * scenario.ops
     spec.ops_by_rank = [scenario.ops_by_rank.get(rank, scenario.ops) for rank in range(scenario.ranks)]
     spec.resync_before = [scenario.resync_before.get(rank, 1 << 62) for rank in range(scenario.ranks)]
+    spec.loss_scale_tags = [tag_of(scale) for scale in scenario.loss_scales]
+    spec.skips = sorted(scenario.skips)
     for freeze in scenario.freezes:
         until_ns = None if freeze.until_s is None else ns(freeze.until_s)
         spec.freeze(freeze.rank, ns(freeze.from_s), until_ns)

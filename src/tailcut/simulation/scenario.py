@@ -66,6 +66,10 @@ class Scenario(SimulatedNetwork):
     """The number of ops of ranks that do fewer than ``ops`` and then say goodbye."""
     resync_before: Mapping[int, int] = field(default_factory=dict)
     """By rank: the op before which it declares that its state was copied."""
+    loss_scales: Sequence[float] = ()
+    """By op: what its values were multiplied by."""
+    skips: Sequence[int] = ()
+    """Ops whose results nobody applies. A rank that has ended one is told so before it enters its next op."""
     first_seq: int = 0
 
     freezes: Sequence[Freeze] = ()
@@ -122,6 +126,11 @@ class Scenario(SimulatedNetwork):
             raise ConfigError(f"packet_bytes={self.packet_bytes} must be at least 256")
         if len(self.compute_s) and np.shape(self.compute_s) != (self.ops, self.ranks):
             raise ConfigError(f"compute_s has shape {np.shape(self.compute_s)}, not (ops, ranks)")
+
+        if self.loss_scales and len(self.loss_scales) != self.ops:
+            raise ConfigError(
+                f"loss_scales has {len(self.loss_scales)} entries, not one for each of {self.ops} ops"
+            )
 
     def length_of(self, op: int, rank: int) -> int:
         return self.lengths.get((op, rank), self.length)
