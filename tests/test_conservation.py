@@ -1,8 +1,7 @@
-"""Rule 9 to the last bit, and clause by clause: what each replica applies adds up to the means of all contributions.
+"""Rule 9 to the last bit, and clause by clause: what replicas apply adds up to the means of all.
 
-Values are integers that every mean of up to N contributions keeps exact, and N is a power of two, so that a sum over
-ops that lacks or repeats anything differs. Ops of zeros follow until nothing is pending.
-A failing one alone: pytest "tests/test_conservation.py::test_nothing_is_lost_and_nothing_counts_twice[17]"
+Values are integers that every mean of up to N contributions keeps exact, and N is a power of two, so that a
+sum over ops that lacks or repeats anything differs. Ops of zeros follow until nothing is pending.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def sums(simulation: Simulation, bucket: int) -> tuple[np.ndarray, np.ndarray]:
     """Of the means of all contributions to a bucket, and by rank of the results."""
     every = simulation.scenario.buckets
     means = np.sum([np.mean(op, 0, np.float64) for op in simulation.inputs[bucket::every]], 0)
-    return means, np.sum(simulation.results[bucket::every], 0, np.float64)
+    return means, np.asarray(np.sum(simulation.results[bucket::every], 0, np.float64))
 
 
 @pytest.mark.parametrize("batch", range(SCHEDULES // BATCH))
