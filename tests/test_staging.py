@@ -237,7 +237,7 @@ def test_a_bucket_that_nobody_waited_for_is_settled_before_its_next_op(
             early = one.average(first, key="bucket").future
             late = pool.submit(one.average, second, key="bucket")
             for value in (3.0, 5.0):
-                other.average(torch.tensor([value])).future.wait()
+                other.average(torch.tensor([value]), key="bucket").future.wait()
             late.result().future.wait()
         early.wait()
         assert (first.item(), second.item()) == (2.0, 4.0)

@@ -320,9 +320,7 @@ OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool reco
     owned_->hand_back(awaited);
     report_.energies = contributions_->energies();
     end_contributions(carried);
-    StandIn stand_in;
-    if (carried) stand_in = {true, contributing_ ? context_.carry.stand_in_share(plan_) : 0};
-    means_->end(stand_in);
+    means_->end(carried ? stand_in() : StandIn());
     ended_ = true;
     if (carried) end_carrying();
     if (non_finite() && !bucket_.empty()) bucket_[0] = std::numeric_limits<float>::quiet_NaN();
@@ -336,6 +334,15 @@ OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool reco
     fill_report(now, status, ending);
     if (record_fates) this->record_fates(status);
     return std::move(report_);
+}
+
+// An owner that was not heard in this op may be dead, and would never take back what stood in for its mean.
+StandIn Op::stand_in() const {
+    StandIn stand_in{true, std::vector<float>(shape_.ranks)};
+    const float share = contributing_ ? context_.carry.stand_in_share(plan_) : 0;
+    for (Rank shard = 0; shard < shape_.ranks; ++shard)
+        if (context_.roster[plan_.owner(shard)].heard_at >= entered_at_) stand_in.shares[shard] = share;
+    return stand_in;
 }
 
 // What has not been sent is late from now on, if it is carried at all.

@@ -170,6 +170,7 @@ private:
     void put_end(Rank peer, Outgoing& out);
     void end_contributions(bool carried);
     void end_carrying();
+    StandIn stand_in() const;
     void complete_header(Time now, Destination to, Outgoing& out) const;
     Time gathered_at() const;
     StageEnd clock_end() const;

@@ -196,7 +196,7 @@ bool PlanesMeans::complete_late(Rank shard, const codec::BlockSpan& block, const
     const auto out = result(shard, block);
     Block late = context_.memory.take_pool(out.size());
     if (!late || !incoming.z.join_pool()) return false;
-    const float share = codec::has_non_finite(out) ? 0 : stand_in.share;
+    const float share = codec::has_non_finite(out) ? 0 : stand_in.shares[shard];
     codec::BlockSum sum = incoming.sum;
     const auto came = grown(context_.scratch.late, block.length);
     if (incoming.z) std::copy_n(incoming.z.data(), block.length, came.begin());

@@ -261,7 +261,7 @@ void RawMeans::end(const StandIn& stand_in, std::vector<GranuleSet>& answered,
         if (shard == plan_.own_shard()) continue;
         const std::uint32_t granules = plan_.layout.granules(shard);
         const bool lacking = !answered[shard].all(0, granules);
-        const bool kept = stand_in.carried && lacking && keep(shard, stand_in.share, answered[shard]);
+        const bool kept = stand_in.carried && lacking && keep(shard, stand_in.shares[shard], answered[shard]);
         any |= kept;
         for (std::uint32_t g = 0, last; g < granules; g = last) {
             last = held[shard].run_end(g, granules);

@@ -105,8 +105,8 @@ protected:
 
 // What an op puts where a mean has not come (rule 9).
 struct StandIn {
-    bool carried = false;  // the mean may still come, and the difference is added to a later result
-    float share = 0;       // of the own gradient
+    bool carried = false;       // the mean may still come, and the difference is added to a later result
+    std::vector<float> shares;  // by shard: of the own gradient
 };
 
 // How much of the own gradient is in the mean: sums over a sample of coordinates.
