@@ -64,8 +64,9 @@ void OwnedShard::hand_back(bool awaited) {
 }
 
 void OwnedShard::abstain(Rank rank, Time now) {
-    abstains_[rank] = true;
     if (LateShard* late = context_.carry.late_shard(plan_)) late->abstain(rank);
+    if (closed()) return;
+    abstains_[rank] = true;
     decide(rank, now);
 }
 
@@ -84,7 +85,7 @@ void OwnedShard::peer_ended(Rank rank, Time now) {
 
 void OwnedShard::peer_left(Rank rank, Time now) {
     left_[rank] = true;
-    abstains_[rank] = true;
+    if (!closed()) abstains_[rank] = true;
     lose(rank, now);
 }
 
