@@ -4,10 +4,12 @@ files."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, median
+from math import sqrt
+from statistics import fmean, median, stdev
 from typing import Any
 
 import numpy as np
+from scipy.stats import t
 
 from tailcut.tools.bench.figures import percentile
 
@@ -52,13 +54,40 @@ def summary(cell: Cell) -> str:
     return f"{text}; {first['stats_text']}" if "stats_text" in first else text
 
 
+def differences(base: str, cells: Sequence[Cell]) -> str:
+    """How the final accuracy of each side differs from that of the base with the same seed, in points."""
+    done = [cell for cell in cells if not cell["failed"]]
+    based = {cell["round"]: cell for cell in done if cell["side"] == base}
+    if not based:
+        return ""
+    lines = [f"final accuracy minus that of {base}, in points: mean and 95 % interval over paired seeds"]
+    for side in dict.fromkeys(cell["side"] for cell in done if cell["side"] != base):
+        own = [cell for cell in done if cell["side"] == side and cell["round"] in based]
+        points = [100 * (_final(cell) - _final(based[cell["round"]])) for cell in own]
+        if len(points) > 1:
+            low, high = t.interval(0.95, len(points) - 1, fmean(points), stdev(points) / sqrt(len(points)))
+            lines.append(
+                f"{side}: {fmean(points):+.2f} ({low:+.2f} to {high:+.2f}), {len(points)} seeds; "
+                f"replicas equal at the end of {sum(map(_replicas_equal, own))}"
+            )
+    return "\n".join(lines)
+
+
+def _final(cell: Cell) -> float:
+    return float(cell["ranks"][0]["accuracy"])
+
+
+def _replicas_equal(cell: Cell) -> bool:
+    return len({rank["parameters"] for rank in cell["ranks"].values()}) == 1
+
+
 def _row(side: str, done: Sequence[Cell]) -> list[str]:
     own = [cell for cell in done if cell["side"] == side]
     if not own:
         return [side, "failed", *["-"] * (len(HEAD) - 2)]
     all_s = [time_s for cell in own for time_s in _times_s(cell)]
     ratios = [_ratios(own, done, q) for q in (50, 99)]
-    final = [100 * cell["ranks"][0]["accuracy"] for cell in own]
+    final = [100 * _final(cell) for cell in own]
     alike = [100 * _accuracy_at(_reached(cell["round"], done), cell) for cell in own]
     return [
         side,

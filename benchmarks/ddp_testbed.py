@@ -26,7 +26,7 @@ from ipaddress import ip_interface
 from pathlib import Path
 from typing import Any
 
-from ddp_table import Cell, summary, table
+from ddp_table import Cell, differences, summary, table
 
 from tailcut import Config, ConfigError, TailcutError
 from tailcut.config import flag
@@ -37,12 +37,16 @@ from tailcut.tools.testbed.privilege import become_root_of_a_namespace
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = Path(__file__).with_name("ddp_training.py")
 OTHERS = ("gloo", "fp16", "bf16", "powersgd")
+LOSSLESS = "lossless"
+"""Gloo over loopback: what the network does to it would only change its time."""
 FIRST_PORT = 29500
 """Every cell has its own port, so that it does not matter what the cell before left there."""
 OVERHEAD_S = 20.0
 """A guess of what a cell takes besides its seconds, until one has been seen."""
 LIMIT_S = 90.0
 """A cell counts as hanging after twice its seconds and this time."""
+STEP_LIMIT_S = 2.0
+"""With --steps, a cell counts as hanging when its steps take this long on average."""
 GRACE_S = 5.0
 """After a rank has failed, the others have this long to end."""
 LOOK_S = 0.02
@@ -77,8 +81,8 @@ def parse_sides(text: str) -> list[Side]:
 
 def parse_side(name: str) -> Side:
     kind, _, settings = name.partition(":")
-    if kind not in ("tailcut", *OTHERS):
-        raise ConfigError(f"there is no side {kind!r}; there are tailcut, {', '.join(OTHERS)}")
+    if kind not in ("tailcut", *OTHERS, LOSSLESS):
+        raise ConfigError(f"there is no side {kind!r}; there are tailcut, {', '.join((*OTHERS, LOSSLESS))}")
     if settings and kind != "tailcut":
         raise ConfigError(f"{name}: only tailcut takes settings")
     defaults = vars(Config())
@@ -135,7 +139,7 @@ def run_cell(place: Place, ranks: int, order: dict[str, Any], port: int) -> Cell
                 with log_of(rank, directory).open("wb") as log:
                     output = {"stdout": log.fileno(), "stderr": subprocess.STDOUT}
                     processes.append(place.spawn(rank, argv, env, **output))
-            failed = wait_for(processes, place, directory, 2 * order["seconds"] + LIMIT_S)
+            failed = wait_for(processes, place, directory, order["limit_s"])
         finally:
             place.end_faults()
             place.end_background()
@@ -199,6 +203,11 @@ def parse_options() -> argparse.Namespace:
     )
     add("--rounds", type=int, default=3, help="each has a seed of its own (default: 3)")
     add("--seconds", type=float, default=30.0, help="of timed steps per side and round (default: 30)")
+    add(
+        "--steps",
+        type=int,
+        help="timed steps per side and round, instead of --seconds; the learning rate falls to 0 over them",
+    )
     add("--batch", type=int, default=32, help="images per rank and step (default: 32)")
     add("--eval-every", type=int, default=25, metavar="STEPS", help="rank 0 evaluates (default: 25)")
     add("--data", help="directory with Fashion-MNIST's four .gz files, or digits (default: $TAILCUT_DATA)")
@@ -283,16 +292,21 @@ def measure(options: argparse.Namespace) -> None:
                 "seed": number,
                 "batch": options.batch,
                 "seconds": options.seconds,
+                "steps": options.steps,
+                "limit_s": LIMIT_S + (STEP_LIMIT_S * options.steps if options.steps else 2 * options.seconds),
                 "eval_every": options.eval_every,
             }
-            port = free_port() if options.loopback else FIRST_PORT + len(cells)
-            result = run_cell(place, ranks, order, port)
+            where = Loopback(ranks) if side.kind == LOSSLESS else place
+            port = free_port() if isinstance(where, Loopback) else FIRST_PORT + len(cells)
+            result = run_cell(where, ranks, order, port)
             cells.append({"side": side.name, "round": number, "seed": number, **result})
             tell(f"{summary(cells[-1])}\n")
             if options.json:
                 write_json(options, what, data, cells)
     print(what)
     print(table([side.name for side in sides], cells))
+    if options.steps:
+        print(differences(LOSSLESS, cells))
 
 
 def free_port() -> int:

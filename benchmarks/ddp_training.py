@@ -8,6 +8,7 @@ Writes RANK.json beside the order. It knows nothing of testbeds or of other side
 
 import dataclasses
 import gzip
+import hashlib
 import itertools
 import json
 import os
@@ -35,6 +36,8 @@ STOP_AHEAD_STEPS = 5
 STORE_LIMIT = timedelta(hours=1)
 POWERSGD_RANK = 4
 ONE_BUCKET_MB = 1000
+"""PowerSGD's collectives follow each other in callbacks, so with several buckets their order would differ by
+rank."""
 EVALUATED_IMAGES = 500
 EVALUATION_BATCH = 50
 """Larger batches take longer per image, because their activations leave the caches."""
@@ -98,33 +101,34 @@ def bf16_hook(process_group: Any, bucket: dist.GradBucket) -> torch.futures.Futu
 HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": bf16_hook}
 
 
-def distributed(kind: str, config: dict[str, Any]) -> tuple[DistributedDataParallel, Any]:
-    """The model of a side, and tailcut's attachment if it has one."""
+def distributed(
+    kind: str, config: dict[str, Any]
+) -> tuple[DistributedDataParallel, torch.optim.Optimizer, Any]:
+    """The model of a side, its optimizer, and tailcut's attachment if it has one."""
+    one_bucket = {"bucket_cap_mb": ONE_BUCKET_MB} if kind == "powersgd" else {}
+    ddp = DistributedDataParallel(cnn(), **one_bucket)
+    optimizer = torch.optim.SGD(ddp.parameters(), LEARNING_RATE, MOMENTUM)
+    attachment = None
     if kind == "powersgd":
-        # Its collectives follow each other in callbacks, so with several buckets their order would differ by
-        # rank.
-        ddp = DistributedDataParallel(cnn(), bucket_cap_mb=ONE_BUCKET_MB)
         state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=2
         )
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        return ddp, None
-    ddp = DistributedDataParallel(cnn())
-    if kind == "tailcut":
-        return ddp, tailcut.attach(ddp, tailcut.Config(**config))
-    if kind in HOOKS:
+    elif kind == "tailcut":
+        attachment = tailcut.attach(ddp, tailcut.Config(**config), optimizer)
+    elif kind in HOOKS:
         ddp.register_comm_hook(None, HOOKS[kind])
-    return ddp, None
+    return ddp, optimizer, attachment
 
 
 class LastStep:
     """The last step, which rank 0 decides. The others hear of it in a thread of their own, so no step waits
     for it."""
 
-    def __init__(self, rank: int, store: TCPStore) -> None:
-        self.number: int | None = None
+    def __init__(self, rank: int, store: TCPStore, number: int | None) -> None:
+        self.number = number
         self._store = store
-        if rank != 0:
+        if rank != 0 and number is None:
             threading.Thread(target=self._listen, daemon=True).start()
 
     def decide(self, number: int) -> None:
@@ -146,13 +150,17 @@ def accuracy(model: nn.Module, images: Images) -> float:
     return right / len(images.labels)
 
 
+def fingerprint(model: nn.Module) -> str:
+    parameters = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
+    return hashlib.sha256(parameters).hexdigest()
+
+
 def train(order: dict[str, Any], store: TCPStore, begun: Path) -> dict[str, Any]:
     rank = dist.get_rank()
     training, test = read_images(order["data"])
     sample = Images(test.pixels[:EVALUATED_IMAGES], test.labels[:EVALUATED_IMAGES])
     torch.manual_seed(order["seed"])
-    ddp, attachment = distributed(order["kind"], order["config"])
-    optimizer = torch.optim.SGD(ddp.parameters(), LEARNING_RATE, MOMENTUM)
+    ddp, optimizer, attachment = distributed(order["kind"], order["config"])
     chance = torch.Generator().manual_seed(1000 * order["seed"] + rank)
 
     def step() -> None:
@@ -163,7 +171,9 @@ def train(order: dict[str, Any], store: TCPStore, begun: Path) -> dict[str, Any]
 
     for _ in range(WARMUP_STEPS):
         step()
-    last = LastStep(rank, store)
+    last = LastStep(rank, store, order["steps"])
+    if order["steps"]:
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, order["steps"])
     dist.barrier()
     if rank == 0:
         begun.touch()
@@ -175,6 +185,8 @@ def train(order: dict[str, Any], store: TCPStore, begun: Path) -> dict[str, Any]
         step()
         after_s = time.perf_counter()
         times_s.append(after_s - before_s)
+        if order["steps"]:
+            schedule.step()
         if rank == 0:
             if number % order["eval_every"] == 0:
                 evaluations.append((number, after_s - start_s, accuracy(ddp.module, sample)))
@@ -189,7 +201,9 @@ def train(order: dict[str, Any], store: TCPStore, begun: Path) -> dict[str, Any]
     if attachment:
         stats = attachment.stats()
         result |= {"stats": stats.to_dict(), "stats_text": str(stats)}
+        attachment.before_checkpoint()
         attachment.close()
+    result["parameters"] = fingerprint(ddp.module)
     if rank == 0:
         if not evaluations or evaluations[-1][0] != number:
             evaluations.append((number, elapsed_s, accuracy(ddp.module, sample)))

@@ -172,6 +172,8 @@ class Run(NamedTuple):
     bits: np.ndarray
     """Of the granules from there on that came."""
     empty: bool
+    completes: bool
+    """Came whole, and gives what an earlier one that was trimmed lacks."""
 
 
 class Deliveries:
@@ -186,17 +188,18 @@ class Deliveries:
                 self._over.setdefault((packet.seq, packet.source, packet.destination), packet.at_ns)
             begin, end = _native.shard_range(packet.bucket_len, scenario.ranks, packet.shard)
             granules, payload = granules_of(packet.count or end - begin), packet.payload_bytes
+            whole = payload == packet.stated_payload_bytes
             if packet.count == 0 or packet.empty:
                 bits = np.ones(granules, int)
             elif scenario.codec == "raw":
-                whole = payload == packet.stated_payload_bytes
                 bits = np.ones(granules if whole else min(granules, payload // (4 * GRANULE)), int)
             else:
                 planes = planes_of(scenario, packet.source)
                 table_bytes = packet.stated_payload_bytes - 8 * granules * planes
                 left = bits_left(granules, planes, table_bytes, payload)
                 bits = left[left > 0]
-            run = Run(packet.at_ns, packet.first // GRANULE, bits, packet.empty)
+            completes = packet.gather and whole and not packet.empty and scenario.codec == "raw"
+            run = Run(packet.at_ns, packet.first // GRANULE, bits, packet.empty, completes)
             self._runs[packet.seq, packet.gather, packet.source, packet.destination].append(run)
 
     def bits(
@@ -210,9 +213,9 @@ class Deliveries:
             at = slice(run.first, run.first + len(run.bits))
             if run.empty and not gather:  # W10: nothing more is taken from this source
                 answered[:] = True
-            elif not answered[at].any():  # W9: an overlapping run is a duplicate
+            elif run.completes or not answered[at].any():  # W9: another overlapping run is a duplicate
+                bits[at] = np.where(answered[at], bits[at], 0 if run.empty else run.bits)
                 answered[at] = True
-                bits[at] = 0 if run.empty else run.bits
         return bits
 
     def told_over(self, seq: int, source: int, destination: int, until_ns: int) -> bool:

@@ -93,22 +93,8 @@ def test_the_runs_above_carry_contributions_and_means() -> None:
     assert np.sum([carried(run(lossy(seed))) for seed in range(12)], axis=0).min() > 10_000
 
 
-def told_in_time(simulation: Simulation) -> bool:
-    """Whether every owner knew of a skipped op before it reduced the next one of the bucket. One that is too
-    late for that has served the next op without knowing, and the others have applied its mean."""
-    scenario = simulation.scenario
-    for reports in simulation.native.reports:
-        for op in scenario.skips:
-            following = reports[op + scenario.buckets]
-            closed_at = following.entered_at + 1e9 * (following.scatter.ended_s or 0)
-            if closed_at < reports[op + 1].entered_at:
-                return False
-    return True
-
-
 def test_a_skipped_op_gives_back_what_it_had_used_and_voids_what_is_late_for_it() -> None:
-    simulations = [s for s in (run(lossy(seed, skips=3)) for seed in range(30)) if told_in_time(s)]
-    assert len(simulations) >= 15
+    simulations = [run(lossy(seed, skips=3)) for seed in range(30)]
     for simulation in simulations:
         assert not applied_less_due(simulation).any(), simulation.scenario.seed
     assert np.sum([carried(simulation) for simulation in simulations], axis=0).min() > 10_000

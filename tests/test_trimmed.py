@@ -24,7 +24,7 @@ if permitted:
     lane.receive_trimmed()
 lane.start(
     rank=0, ranks=2, rows=1, seed=0, group_tag=7, window_ops=4, codec=_native.CODEC_PLANES, resend=True,
-    pool_bytes=1 << 20, window_bytes=1 << 20, terms=_native.Terms(fixed_bounds(1.0), 16),
+    carry=False, pool_bytes=1 << 20, window_bytes=1 << 20, terms=_native.Terms(fixed_bounds(1.0), 16),
     peers=[_native.PeerSettings(1 << 20, 1 << 20, 1424, 166, False)] * 2, addresses=[(0x7F000001, 9)] * 2,
     sources=[[], [(int(ipaddress.IPv4Address(sys.argv[2])), 5555)]],
 )
@@ -62,7 +62,7 @@ send(other_version, cut_bytes=100, fragment=0x2000) # a fragment is not whole fo
 send(other_version, cut_bytes=0)                    # whole: by the UDP socket, once
 send(other_version, cut_bytes=100)                  # cut: by the packet socket
 send(b"\\x7c\\x02\\x01" + bytes(300), cut_bytes=300) # within the header of tailcut
-goodbye = struct.pack("<BBBBHHQ", 0x7C, 2, 3, 0, 0, 1, 7) + bytes(48 + 64)
+goodbye = struct.pack("<BBBBHHQ46xH", 0x7C, 2, 3, 0, 0, 1, 7, 8) + bytes(64)
 send(goodbye, cut_bytes=32)                         # of rank 1, from where it is
 send(goodbye, cut_bytes=32, source_port=5556)       # and from elsewhere
 send(b"\\x7c\\x02\\x01" + bytes(300))               # another group's: the last one

@@ -178,9 +178,10 @@ void Carry::give_back(Seq user) {
 void Carry::skip(Seq from, Seq until) {
     for (Seq user = from; user < until; ++user) give_back(user);
     for (auto& [key, bucket] : buckets_) {
-        const auto erase = [&](auto& late) { late.erase(late.lower_bound(from), late.lower_bound(until)); };
-        erase(bucket.contributions);
-        erase(bucket.means);
+        for (auto& [seq, shard] : bucket.contributions)
+            if (seq >= from && seq < until) shard->revoke();
+        std::erase_if(bucket.contributions, [](const auto& entry) { return entry.second->done(); });
+        bucket.means.erase(bucket.means.lower_bound(from), bucket.means.lower_bound(until));
     }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "codec/blocks.hpp"
 #include "codec/planes.hpp"
@@ -18,8 +19,7 @@ LateShard::LateShard(const OpContext& context, const Plan& plan)
       granules_(plan.layout.granules(shard_)),
       late_(plan.layout.ranks),
       awaited_(plan.layout.ranks, GranuleSet(granules_)),
-      came_(awaited_),
-      used_(awaited_) {}
+      due_{awaited_, awaited_} {}
 
 bool LateShard::provide(Block& block) {
     if (!block) block = context_.memory.take_pool(std::size_t{granules_} * kGranule);
@@ -37,7 +37,7 @@ bool LateShard::await(std::uint32_t first, std::uint32_t last, const std::vector
             end = arrived[rank].run_end(g, last);
             if (!arrived[rank].test(g)) awaited_[rank].set(g, end);
         }
-        awaited_[rank].remove(came_[rank]);
+        awaited_[rank].remove(due_.added[rank]);
     }
     if (context_.elided) return true;
     float* to = mean_.data() + std::size_t{first} * kGranule;
@@ -65,7 +65,7 @@ bool LateShard::put(Rank rank, std::uint32_t first, std::uint32_t last, const fl
     if (!awaited_[rank].any(first, last)) return true;
     if (!provide(late_[rank])) return false;
     awaited_[rank].each_run(first, last, [&](std::uint32_t from, std::uint32_t to) {
-        came_[rank].set(from, to);
+        due_.added[rank].set(from, to);
         if (values)
             std::copy_n(values + std::size_t{from - first} * kGranule, std::size_t{to - from} * kGranule,
                         late_[rank].data() + std::size_t{from} * kGranule);
@@ -77,14 +77,13 @@ bool LateShard::put(Rank rank, std::uint32_t first, std::uint32_t last, const fl
 // ---- its use ----------------------------------------------------------------------------------------------
 
 bool LateShard::any(std::uint32_t first, std::uint32_t last) const {
-    return std::any_of(came_.begin(), came_.end(),
-                       [&](const GranuleSet& came) { return came.any(first, last); });
+    const auto in = [&](const GranuleSet& granules) { return granules.any(first, last); };
+    return std::ranges::any_of(due_.added, in) || std::ranges::any_of(due_.subtracted, in);
 }
 
 std::uint64_t LateShard::add_to(std::span<float> sum, std::uint32_t first, std::uint32_t last, Seq user,
                                 float factor) {
-    settle(user);
-    user_ = user;
+    Parts& used = used_by(user);
     const std::size_t length = std::size_t{last - first} * kGranule;
     std::span<float> values;
     if (!context_.elided) {
@@ -93,45 +92,73 @@ std::uint64_t LateShard::add_to(std::span<float> sum, std::uint32_t first, std::
     }
     std::uint64_t coords = 0;
     for (Rank rank = 0; rank < plan_.layout.ranks; ++rank) {
-        came_[rank].each_run(first, last, [&](std::uint32_t from, std::uint32_t to) {
-            coords += plan_.layout.coords(shard_, from, to);
-            used_[rank].set(from, to);
-            const float* late = late_[rank].data() + std::size_t{from} * kGranule;
-            const float* mean = mean_.data() + std::size_t{from} * kGranule;
-            const std::size_t at = std::size_t{from - first} * kGranule;
-            for (std::size_t k = 0; !values.empty() && k < std::size_t{to - from} * kGranule; ++k)
-                values[at + k] += late[k] - mean[k];
-        });
-        came_[rank].clear(first, last);
+        const auto use = [&](GranuleSet& due, GranuleSet& done, float sign) {
+            due.each_run(first, last, [&](std::uint32_t from, std::uint32_t to) {
+                coords += plan_.layout.coords(shard_, from, to);
+                done.set(from, to);
+                const float* late = late_[rank].data() + std::size_t{from} * kGranule;
+                const float* mean = mean_.data() + std::size_t{from} * kGranule;
+                const std::size_t at = std::size_t{from - first} * kGranule;
+                for (std::size_t k = 0; !values.empty() && k < std::size_t{to - from} * kGranule; ++k)
+                    values[at + k] += sign * (late[k] - mean[k]);
+            });
+            due.clear(first, last);
+        };
+        use(due_.added[rank], used.added[rank], 1);
+        use(due_.subtracted[rank], used.subtracted[rank], -1);
     }
     add_values(values, first, factor, sum);
     return coords;
 }
 
+LateShard::Parts& LateShard::used_by(Seq user) {
+    const auto at = std::ranges::find(uses_, user, &Use::user);
+    if (at != uses_.end()) return at->parts;
+    const std::vector<GranuleSet> none(plan_.layout.ranks, GranuleSet(granules_));
+    return uses_.emplace_back(Use{user, {none, none}}).parts;
+}
+
 void LateShard::give_back(Seq user) {
-    if (user_ != user) return;
-    for (Rank rank = 0; rank < plan_.layout.ranks; ++rank) came_[rank] |= used_[rank];
-    user_.reset();
-    std::fill(used_.begin(), used_.end(), GranuleSet(granules_));
+    const auto at = std::ranges::find(uses_, user, &Use::user);
+    if (at == uses_.end()) return;
+    // What was added is to be added again, unless it is to be subtracted.
+    const auto undo = [](GranuleSet used, GranuleSet& again, GranuleSet& opposite) {
+        GranuleSet both = used;
+        both.keep_only(opposite);
+        opposite.remove(both);
+        used.remove(both);
+        again |= used;
+    };
+    for (Rank rank = 0; rank < plan_.layout.ranks; ++rank) {
+        undo(at->parts.added[rank], due_.added[rank], due_.subtracted[rank]);
+        undo(at->parts.subtracted[rank], due_.subtracted[rank], due_.added[rank]);
+    }
+    uses_.erase(at);
+}
+
+void LateShard::revoke() {
+    if (std::exchange(revoked_, true)) return;
+    for (Rank rank = 0; rank < plan_.layout.ranks; ++rank) {
+        awaited_[rank] = due_.added[rank] = GranuleSet(granules_);
+        for (const Use& use : uses_) due_.subtracted[rank] |= use.parts.added[rank];
+    }
 }
 
 void LateShard::settle(Seq user) {
-    if (!user_ || user_ == user) return;
-    user_.reset();
-    std::fill(used_.begin(), used_.end(), GranuleSet(granules_));
+    std::erase_if(uses_, [&](const Use& use) { return use.user < user; });
 }
 
 bool LateShard::done() const {
     const auto none = [](const std::vector<GranuleSet>& sets) {
         return std::all_of(sets.begin(), sets.end(), [](const GranuleSet& set) { return set.none(); });
     };
-    return !user_ && none(awaited_) && none(came_);
+    return uses_.empty() && none(awaited_) && none(due_.added) && none(due_.subtracted);
 }
 
 std::uint64_t LateShard::unused_coords() const {
     std::uint64_t coords = 0;
-    for (const GranuleSet& came : came_)
-        came.each_run(0, granules_, [&](std::uint32_t first, std::uint32_t last) {
+    for (const GranuleSet& due : due_.added)
+        due.each_run(0, granules_, [&](std::uint32_t first, std::uint32_t last) {
             coords += plan_.layout.coords(shard_, first, last);
         });
     return coords;

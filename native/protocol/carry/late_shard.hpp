@@ -47,7 +47,9 @@ public:
                          float factor);
     // What `user` has used counts as not used (rule 10).
     void give_back(Seq user);
-    // What other ops than `user` have used will not be given back.
+    // Nobody has applied this op: nothing more is awaited, and what later ops have used is subtracted from the next.
+    void revoke();
+    // What ops before `user` have used will not be given back.
     void settle(Seq user);
     // Nothing more is awaited, and everything has been used for good.
     bool done() const;
@@ -68,14 +70,24 @@ protected:
     const std::uint32_t granules_;
 
 private:
+    // Granules of contributions, by rank.
+    struct Parts {
+        std::vector<GranuleSet> added, subtracted;
+    };
+    // What one op has used. An owner reduces ops that its rank has not reached, so it can be several.
+    struct Use {
+        Seq user;
+        Parts parts;
+    };
     bool provide(Block& block);
+    Parts& used_by(Seq user);
 
     Block mean_;               // what was sent, without what was carried into it; zero where nobody was
     std::vector<Block> late_;  // by rank
     std::vector<GranuleSet> awaited_;  // by rank: neither in the mean nor here
-    std::vector<GranuleSet> came_;     // by rank: here, and not used
-    std::vector<GranuleSet> used_;     // by rank: used by user_
-    std::optional<Seq> user_;
+    Parts due_;                        // what the next op uses
+    std::vector<Use> uses_;
+    bool revoked_ = false;
 };
 
 class RawLateShard final : public LateShard {
