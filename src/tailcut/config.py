@@ -179,10 +179,11 @@ class Config:
     one rank of each other row. With 1 all ranks talk to all. 0 takes 1 below 128 ranks, and from there on
     about as many rows as a row is long."""
 
-    drift_bound: float = _setting("drift_bound", float, 1e-3, _at_least(0), agreed=True)
+    drift_bound: float = _setting("drift_bound", float, 1e-2, _at_least(0), agreed=True)
     """With ``attach``: how far a replica may be from the others, relative to the norm of its parameters.
-    Blocks that differ are copied in turns, and all at once when this is exceeded (docs/resync.md). 1e-3 is
-    half of what rounding to bfloat16 costs. A lower value copies sooner; 0 compares and copies nothing."""
+    Blocks that differ are copied in turns, and all at once when this is exceeded (docs/resync.md). Late
+    parts that are still to come make a few thousandths of it. A lower value copies sooner; 0 compares and
+    copies nothing."""
 
     resend: bool = _setting("resend", flag, True, _YES_OR_NO)
     """Whether lost packets are sent again while their stage is open. Without it, what is lost stays lost."""
