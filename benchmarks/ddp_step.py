@@ -28,14 +28,13 @@ MODELS = {  # width and depth of a perceptron: its parameters times 4 are the by
 }
 
 
-def training(width: int, depth: int, over_tailcut: bool) -> tuple[torch.nn.Module, Callable[[], None]]:
+def perceptron(width: int, depth: int) -> DistributedDataParallel:
     torch.manual_seed(0)
     layers = [layer for _ in range(depth) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
-    model = torch.nn.Sequential(*layers)
-    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.SGD(ddp.parameters(), 0.01)
-    if over_tailcut:
-        tailcut.attach(ddp)
+    return DistributedDataParallel(torch.nn.Sequential(*layers), gradient_as_bucket_view=True)
+
+
+def step_of(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, width: int) -> Callable[[], None]:
     inputs = torch.randn(16, width, generator=torch.Generator().manual_seed(dist.get_rank()))
 
     def step() -> None:
@@ -43,7 +42,14 @@ def training(width: int, depth: int, over_tailcut: bool) -> tuple[torch.nn.Modul
         ddp(inputs).square().mean().backward()
         optimizer.step()
 
-    return model, step
+    return step
+
+
+def training(width: int, depth: int, over_tailcut: bool) -> tuple[torch.nn.Module, Callable[[], None]]:
+    ddp = perceptron(width, depth)
+    if over_tailcut:
+        tailcut.attach(ddp)
+    return ddp.module, step_of(ddp, torch.optim.SGD(ddp.parameters(), 0.01), width)
 
 
 def slowest_s(step: Callable[[], None], steps: int) -> list[float]:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
+import os
+from pathlib import Path
 
 import pytest
 import torch
 
+from tailcut import Config
 from tailcut.engine.keys import hash_of
 from tailcut.pytorch.blocks import BLOCK, Bucket, Segment, cut, segments
 from tailcut.pytorch.correction import Correction, apply
 from tailcut.pytorch.drift import differences, fingerprint, norms, random_signs
 from tailcut.pytorch.turns import Turns
-from tests.launch import Run, torchrun
+from tailcut.tools.testbed import HostScenario
+from tailcut.tools.testbed import Testbed as Bed  # by its own name pytest takes it for a test
+from tailcut.tools.testbed.scenario import Bursts, Port
+from tests.launch import Run, torchrun, workers
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root for namespaces")
 
 HEALED = (
     "heals_to_the_last_bit_when_nothing_moves",
@@ -86,6 +95,31 @@ def test_resync_copies_only_the_runs_that_differ(drifting: Run) -> None:
     assert one["digests"] == other["digests"]
 
 
+@needs_root
+def test_late_means_leave_replicas_within_the_bound_and_resync_makes_them_equal(tmp_path: Path) -> None:
+    """With Adam, a learning rate that rises, and clipping by the norm, where nothing heals by itself."""
+    port, bursts = Port(queue_bytes=24_000_000), Bursts(burst_bytes=5_000_000, gap_min_s=0.3, gap_mean_s=0.3)
+    with Bed.up(HostScenario(name="late", hosts=2, port=port, bursts=bursts)) as testbed:
+        hosts = tuple(host.namespace for host in testbed.hosts)
+        env = {
+            "MASTER_ADDR": str(testbed.hosts[0].address),
+            "MASTER_PORT": "29500",
+            "GLOO_SOCKET_IFNAME": "eth0",
+        }
+        testbed.begin_background()
+        with workers(tmp_path, 2, "late_means", env=env, hosts=hosts) as ranks:
+            for rank in ranks:
+                code, err = rank.end()
+                assert code == 0, err
+        testbed.end_background()
+    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for case in ("adamw_with_late_means", "warm_up_with_late_means", "clipping_with_late_means"):
+        one, other = (result[case] for result in results)
+        assert one["digest"] == other["digest"]
+        assert max(one["apart"] + other["apart"]) < Config().drift_bound
+    assert sum(case["carried"] for result in results for case in result.values()) > 0
+
+
 # ---- the parts ---------------------------------------------------------------------------------------------
 
 
@@ -128,9 +162,17 @@ def test_every_block_has_one_turn_a_round(step_bytes: int) -> None:
     costs_bytes = [10, 1, 3, 20, 1]
     turns = Turns(costs_bytes, step_bytes)
     rounds = 35
-    taken = [index for step in range(35 * rounds) for index in turns.blocks(step)]
+    taken = [index for step in range(35 * rounds) for index in turns.copied(step)]
     assert {taken.count(index) for index in range(5)} == {rounds * min(step_bytes, 35)}
-    assert Turns([], 0).blocks(3) == []
+    assert Turns([], 0).copied(3) == []
+    assert Turns([], 0).compared(3) == []
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 50, 51, 1000])
+def test_every_block_is_compared_once_in_fifty_steps(blocks: int) -> None:
+    turns = Turns([10] * blocks, 1)
+    taken = [index for step in range(7, 57) for index in turns.compared(step)]
+    assert sorted(taken) == list(range(blocks))
 
 
 def test_a_wish_gives_every_block_a_turn_soon() -> None:

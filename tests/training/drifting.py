@@ -33,10 +33,12 @@ class Training:
         self.attachment: Attachment = tailcut.attach(self.ddp, config, self.optimizer, **options)
         self.steps = 0
 
-    def step(self, count: int = 1) -> None:
+    def step(self, count: int = 1, between: Callable[[], object] = lambda: None) -> None:
+        """``between`` the backward pass and the optimizer's step."""
         for _ in range(count):
             self.optimizer.zero_grad()
             loss_of(self.ddp, self.steps).backward()
+            between()
             self.optimizer.step()
             self.steps += 1
 
@@ -106,7 +108,7 @@ def heals_to_the_last_bit_when_nothing_moves() -> dict[str, Any]:
 
 @case
 def heals_while_momentum_trains() -> dict[str, Any]:
-    return healed(lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), 1.0, 1e-6)
+    return healed(momentum, 1.0, 1e-6)
 
 
 @case
@@ -117,6 +119,10 @@ def heals_while_adamw_trains() -> dict[str, Any]:
 @case
 def heals_soon_beyond_the_bound() -> dict[str, Any]:
     return healed(lambda p: torch.optim.AdamW(p, lr=3e-4), 1e-3, 1e-5)
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 def _calm(config: Config) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class SetAside:
 
     block: Block
     copies: Sequence[Segment]
+    offered: bool
+    """Its owner offers it, and who differs fetches it."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class Comparison:
             by_owner[aside.block.owner].append((aside, fingerprint(aside.copies, self._signs)))
         own = by_owner.pop(self._rank)
         for aside, _ in own:  # before their fingerprints, so that who has these finds them
-            self._offer(step, blob_id(step, aside.block), bytes_of(aside.copies).numpy())
+            if aside.offered:
+                self._offer(step, blob_id(step, aside.block), bytes_of(aside.copies).numpy())
         head = np.array([self.wish, _contents(own)], np.uint64)
         self._offer(step, blob_id(step), np.concatenate([head, *(words for _, words in own)]))
         for owner, compared in by_owner.items():
@@ -174,7 +177,7 @@ class Comparison:
         sizes = norms(aside.copies)
         self._measured[aside.block] = _Measured(apart[0], sizes[0])
         self.worst = max(self.worst, ratio(apart[0], sizes[0]))
-        if max(map(ratio, apart, sizes)) > ROUNDING:
+        if aside.offered and max(map(ratio, apart, sizes)) > ROUNDING:
             block = aside.block
             size = sum(segment.values.nbytes for segment in aside.copies)
             fetch = self._state.fetch(block.owner, blob_id(step, block), size)
@@ -183,7 +186,7 @@ class Comparison:
 
 def _contents(compared: Iterable[tuple[SetAside, Words]]) -> int:
     """Which blocks these are."""
-    return _hash_of([(aside.block.key, aside.block.first) for aside, _ in compared])
+    return _hash_of([(aside.block.key, aside.block.first, aside.offered) for aside, _ in compared])
 
 
 def blob_id(step: int, block: Block | None = None) -> int:

@@ -10,6 +10,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from tailcut.pytorch.thread import start
 from tailcut.pytorch.turns import URGENT_STEPS, Turns
 
 SHARE = 0.02
-"""Of the bytes that ops send: what comparing and correcting all blocks in turns takes at most."""
+"""Of the bytes that ops send: what copying blocks in turns takes at most."""
 
 SENT_BYTES = {"raw": 2 * 4.0, "planes": 2 * 0.5}
 """What ops send of a coordinate, by codec: once in each stage, with four planes. Ranks may choose more, but
@@ -142,21 +143,22 @@ class RollingResync:
 
     def _set_aside(self) -> _Copied:
         """Copies of the blocks whose turn it is. They are the same on all ranks."""
-        chosen = self._chosen() if self._blocks else []
-        if self._work.qsize() > MOST_WAITING:
-            chosen = []
+        chosen = self._chosen() if self._blocks and self._work.qsize() <= MOST_WAITING else {}
         asides = []
-        for block in chosen:
+        for block, offered in chosen.items():
             copies = [s._replace(values=s.values.clone()) for s in segments(block, self._optimizer)]
             if copies:
-                asides.append(SetAside(block, copies))
-            if block.owner != self._rank:  # what the owner has applied comes with its copy
+                asides.append(SetAside(block, copies, offered))
+            if offered and block.owner != self._rank:  # what the owner has applied comes with its copy
                 self._ops.forget(block.key, block.first, block.count)
         return _Copied(self.step, asides, _events(copy for aside in asides for copy in aside.copies))
 
-    def _chosen(self) -> list[Block]:
-        wished = self._turns.all_soon(self._comparison.wish, self.step)
-        return [self._blocks[index] for index in sorted({*self._turns.blocks(self.step), *wished})]
+    def _chosen(self) -> dict[Block, bool]:
+        """Which blocks are compared, and whether they are copied where they differ."""
+        turns, step = self._turns, self.step
+        copied = {*turns.copied(step), *turns.all_soon(self._comparison.wish, step)}
+        compared = copied.union(turns.compared(step))
+        return {self._blocks[index]: index in copied for index in sorted(compared)}
 
     # ---- in the thread
 
@@ -175,8 +177,9 @@ class RollingResync:
         comparison = self._comparison
         corrections = comparison.compare(copied.step)
         self._corrections.extend(corrections)
-        exceeded = max(comparison.worst, comparison.drift) > self._bound
-        if exceeded and copied.step > comparison.wish + URGENT_STEPS + SPREAD_STEPS:
+        # Half of the bound, because it grows until it has been corrected.
+        large = max(comparison.worst, comparison.drift) > self._bound / 2
+        if large and copied.step > comparison.wish + URGENT_STEPS + SPREAD_STEPS:
             comparison.wish = copied.step + SPREAD_STEPS
         if copied.blocks:
             comparison.begin(copied.step, [_on_host(aside) for aside in copied.blocks])
@@ -207,7 +210,7 @@ class RollingResync:
 
 
 def _on_host(aside: SetAside) -> SetAside:
-    return SetAside(aside.block, [copy._replace(values=copy.values.cpu()) for copy in aside.copies])
+    return replace(aside, copies=[copy._replace(values=copy.values.cpu()) for copy in aside.copies])
 
 
 def _events(copies: Iterable[Segment]) -> list[torch.cuda.Event]:
