@@ -558,6 +558,8 @@ void run_carried(const Plan& plan) {
         std::copy_n(plan.inputs.begin(), plan.inputs.size(), std::back_inserter(keyed.inputs));
         std::copy_n(plan.spec.compute.begin(), plan.spec.compute.size(),
                     std::back_inserter(keyed.spec.compute));
+        std::copy_n(plan.spec.loss_scale_tags.begin(), plan.spec.loss_scale_tags.size(),
+                    std::back_inserter(keyed.spec.loss_scale_tags));
         for (Rank rank = 0; rank < plan.spec.ranks; ++rank)
             keyed.spec.ops_by_rank[rank] += plan.spec.ops_by_rank[rank];
     }
