@@ -130,3 +130,59 @@ def test_a_shard_without_coordinates_is_answered_after_somebody_was_late(codec):
         assert [report.status for report in patient] == ["complete"] * PATIENT_OPS
         assert simulation.native.counters[rank].rejected["shape"] == 0
     assert lost(simulation) < CHANGED[codec]
+
+
+UNEVEN = (1.0, 2.0**25, -(2.0**25))
+"""In this order they add up to 0, because 1 is lost in rounding. In any other the sum is 1."""
+
+
+@pytest.mark.parametrize("by", ["op", "rank"])
+def test_late_contributions_add_up_in_the_order_of_ops_and_ranks(by: str) -> None:
+    """All but rank 0 hang in the first op. What they send then enters the fourth."""
+    ranks, ops = (2, 6) if by == "op" else (4, 6)
+    late = {(i, 1) if by == "op" else (0, 1 + i): value for i, value in enumerate(UNEVEN)}
+    inputs = [
+        [np.full(64 * ranks, late.get((op, rank), 0.0), np.float32) for rank in range(ranks)]
+        for op in range(ops)
+    ]
+    compute_s = np.zeros((ops, ranks))
+    compute_s[0, 1:], compute_s[3, 0] = 0.5, 0.6
+    scenario = Scenario(
+        ranks=ranks, length=64 * ranks, ops=ops, buckets=1, compute_s=compute_s.tolist(), deadline_s=0.1
+    )
+    simulation = simulate(scenario, inputs=inputs)
+    assert sum(counters.carried_contributions for counters in simulation.native.counters) > 0
+    assert not any(result.any() for op in simulation.results for result in op)
+
+
+class Hasty:
+    """A policy that waits for nothing."""
+
+    def terms(self, length: int) -> _native.Terms:
+        return _native.Terms(to_native(OpBounds(0.8e-3, 0.8e-3, 0.8e-3, 0.1e-3, 0.1e-3, 1)), 16)
+
+    def after(self, report: Report, now_s: float) -> None: ...
+
+
+def test_nothing_stands_in_for_a_late_mean_on_a_rank_that_abstains() -> None:
+    """Rank 1 fell behind the window and contributes nothing. Rank 0 is late later, so its mean is too."""
+    compute_s = np.full((40, 2), 1e-3)
+    compute_s[30:33, 0] = 20e-3
+    scenario = Scenario(
+        ranks=2,
+        ops=40,
+        length=256,
+        buckets=1,
+        deadline_s=1,
+        compute_s=compute_s.tolist(),
+        window_ops=4,
+        freezes=[Freeze(1, 3e-3, 30e-3)],
+    )
+    simulation = simulate(scenario, policies=[Hasty(), Hasty()])
+    short = [
+        result[1]
+        for report, result in zip(simulation.reports(1), simulation.results, strict=False)
+        if report.gather.missing and not report.contributed
+    ]
+    assert short
+    assert not any(result.any() for result in short)

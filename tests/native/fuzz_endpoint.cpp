@@ -400,6 +400,7 @@ Group::Group(Script& script) : script_(script) {
     settings.terms = terms_;
     settings.resend = limits % 4 != 3;
     const bool column = limits % 8 == 5;
+    settings.carry = !column;  // as grids have it, whatever keys packets have
     if (limits >= 192) first_seq_ = 0xFFFFFFFF - script.below(8);  // rule 12: the end of the sequence numbers
     settings.first_seq = first_seq_;
     const codec::PacketLimits packets{(1 + limits / 64 % 3) * 256, limits % 2 ? 16u : 0};

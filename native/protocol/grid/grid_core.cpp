@@ -24,6 +24,7 @@ std::uint64_t tag_of_line(std::uint64_t group_tag, std::uint32_t line) {
 
 Settings row_of(Settings settings) {
     const Rank length = row_length_of(settings);
+    settings.carry = false;  // also if a peer's packets have a key
     settings.group_tag = tag_of_line(settings.group_tag, settings.shape.self / length);
     settings.shape.self %= length;
     settings.shape.ranks = length;
@@ -33,6 +34,7 @@ Settings row_of(Settings settings) {
 
 Settings column_of(Settings settings) {
     const Rank length = row_length_of(settings);
+    settings.carry = false;
     settings.group_tag = tag_of_line(settings.group_tag, settings.rows + settings.shape.self % length);
     settings.shape.self /= length;
     settings.shape.ranks = settings.rows;
