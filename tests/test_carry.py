@@ -156,10 +156,13 @@ def test_late_contributions_add_up_in_the_order_of_ops_and_ranks(by: str) -> Non
 
 
 class Hasty:
-    """A policy that waits for nothing."""
+    """A policy that waits this long."""
+
+    def __init__(self, bound_s: float = 0.8e-3) -> None:
+        self._bounds = OpBounds(bound_s, bound_s, bound_s, bound_s / 8, bound_s / 8, 1)
 
     def terms(self, length: int) -> _native.Terms:
-        return _native.Terms(to_native(OpBounds(0.8e-3, 0.8e-3, 0.8e-3, 0.1e-3, 0.1e-3, 1)), 16)
+        return _native.Terms(to_native(self._bounds), 16)
 
     def after(self, report: Report, now_s: float) -> None: ...
 
@@ -186,3 +189,27 @@ def test_nothing_stands_in_for_a_late_mean_on_a_rank_that_abstains() -> None:
     ]
     assert short
     assert not any(result.any() for result in short)
+
+
+def test_nothing_stands_in_for_a_late_mean_where_the_own_gradient_is_not_finite() -> None:
+    """Rank 1 is cut off after it has heard rank 0, and before the end of its contribution, which is an Inf."""
+    length, key = 20_000, 1
+    scenario = Scenario(
+        ranks=2,
+        ops=2,
+        length=length,
+        buckets=1,
+        deadline_s=1,
+        bytes_per_s=2e6,
+        compute_s=[[0, 0], [0.1, 0.1]],
+        partitions=[Partition(10e-3, 60e-3, (0,))],
+    )
+    shard = next(s for s in range(2) if _native.owner_of(s, 0, 2, scenario.seed, key) == 0)
+    begin, end = _native.shard_range(length, 2, shard)
+    inputs = [[np.ones(length, np.float32) for _ in range(2)] for _ in range(2)]
+    inputs[0][1][end - 1] = np.inf
+    simulation = simulate(scenario, inputs=inputs, policies=[Hasty(15e-3), Hasty(15e-3)])
+    report = simulation.reports(1)[0]
+    assert report.link(0).gather.missing == end - begin
+    assert not report.non_finite
+    np.testing.assert_array_equal(simulation.results[0][1][begin:end], 0)
