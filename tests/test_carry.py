@@ -192,7 +192,7 @@ def test_nothing_stands_in_for_a_late_mean_on_a_rank_that_abstains() -> None:
 
 
 def test_nothing_stands_in_for_a_late_mean_where_the_own_gradient_is_not_finite() -> None:
-    """Rank 1 is cut off after it has heard rank 0, and before the end of its contribution, which is an Inf."""
+    """Rank 1 is cut off after it has heard rank 0, and before its last value, an Inf, came."""
     length, key = 20_000, 1
     scenario = Scenario(
         ranks=2,
