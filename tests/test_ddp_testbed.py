@@ -72,6 +72,24 @@ def test_the_table_compares_at_the_last_step_of_all(benchmark: ModuleType) -> No
     assert reason == "bf16, round 1: failed: rank 1 ended with 1"
 
 
+def test_accuracies_are_compared_by_pairs_of_the_same_seed(benchmark: ModuleType) -> None:
+    def trained(side: str, number: int, accuracy: float, replicas: str) -> dict[str, Any]:
+        ranks = {rank: {"accuracy": accuracy, "parameters": name} for rank, name in enumerate(replicas)}
+        return {"side": side, "round": number, "failed": None, "ranks": ranks}
+
+    cells = [
+        *(trained("lossless", number, 0.8 + number / 100, "aa") for number in range(3)),
+        *(
+            trained("tailcut", number, 0.81 + 2 * number / 100, "ab" if number else "aa")
+            for number in range(3)
+        ),
+        {"side": "tailcut", "round": 3, "failed": "rank 1 ended with 1", "ranks": {}},
+    ]
+    _, line = benchmark.differences("lossless", cells).splitlines()
+    assert line == "tailcut: +2.00 (-0.48 to +4.48), 3 seeds; replicas equal at the end of 1"
+    assert benchmark.differences("gloo", cells) == ""
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root for namespaces and BPF")
 def test_sides_take_turns_on_a_testbed(tmp_path: Path) -> None:
     for module in ("torch", "sklearn"):
