@@ -17,6 +17,8 @@ LINKS = ("veth-a", "veth-b")
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 ADDRESSES = ("10.111.0.1", "10.111.0.2")
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root for namespaces")
+
 
 @pytest.fixture
 def two_hosts() -> Iterator[tuple[str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import re
 import select
 import socket
@@ -34,9 +33,8 @@ from tailcut.policy.deadline import fixed_bounds
 from tailcut.tools.testbed import HostScenario
 from tailcut.tools.testbed import Testbed as Bed  # by its own name pytest takes it for a test
 from tests.groups import allreduce, open_groups, vectors
-from tests.netns import drop_leaving, inside
+from tests.netns import drop_leaving, inside, needs_root
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root for namespaces")
 SO_RCVBUFFORCE = 33  # asm-generic/socket.h; not in the socket module
 LIMIT_S = 20
 """Only a hang takes longer."""

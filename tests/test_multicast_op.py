@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -17,11 +16,11 @@ from tailcut.tools.testbed import HostScenario
 from tailcut.tools.testbed import Testbed as Bed
 from tests import oracle
 from tests.groups import allreduce, open_groups, vectors
+from tests.netns import needs_root
 from tests.reports import lost
 from tests.tables import rows
 from tests.test_rules import group_tag
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root for namespaces")
 LIMIT_S = 60
 """Only a hang takes longer."""
 MULTICAST, GATHER, EMPTY, REPLY_WANTED = 32, 1, 2, 8

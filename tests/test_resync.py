@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,7 @@ from tailcut.tools.testbed import HostScenario
 from tailcut.tools.testbed import Testbed as Bed  # by its own name pytest takes it for a test
 from tailcut.tools.testbed.scenario import Bursts, Port
 from tests.launch import Run, torchrun, workers
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root for namespaces")
+from tests.netns import needs_root
 
 HEALED = (
     "heals_to_the_last_bit_when_nothing_moves",
