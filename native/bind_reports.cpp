@@ -151,17 +151,15 @@ void bind_reports(nb::module_& m) {
         .def_prop_ro("closed_at", &OpReport::closed_at)
         .def("contributions",
              [](const OpReport& report) {  // by rank, a byte per granule of the own shard
-                 const Layout layout{report.bucket_len, static_cast<Rank>(report.contributions.size())};
                  std::vector<nb::bytes> all;
                  for (const auto& set : report.contributions)
-                     all.push_back(granule_bytes(set, layout.granules(report.own_shard)));
+                     all.push_back(granule_bytes(set, report.granules[report.own_shard]));
                  return all;
              })
         .def("held", [](const OpReport& report) {  // by shard, a byte per granule
-            const Layout layout{report.bucket_len, static_cast<Rank>(report.held.size())};
             std::vector<nb::bytes> all;
             for (Rank shard = 0; shard < report.held.size(); ++shard)
-                all.push_back(granule_bytes(report.held[shard], layout.granules(shard)));
+                all.push_back(granule_bytes(report.held[shard], report.granules[shard]));
             return all;
         });
     bind_fields<Counters>(m, "Counters").def_static("fields", &names_of<Counters>);

@@ -3,6 +3,7 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -43,6 +44,7 @@ struct Delivery {
     Time at;
     Rank source, destination;
     Seq seq;
+    std::uint16_t epoch;
     bool gather, empty, over;
     Rank shard;
     std::uint32_t first, count, bucket_len;
@@ -54,6 +56,7 @@ struct Delivery {
         visit("source", &Delivery::source);
         visit("destination", &Delivery::destination);
         visit("seq", &Delivery::seq);
+        visit("epoch", &Delivery::epoch);
         visit("gather", &Delivery::gather);
         visit("empty", &Delivery::empty);
         visit("over", &Delivery::over);
@@ -71,7 +74,7 @@ std::vector<Delivery> deliveries_of(const SimResult& result) {
     for (const SimPacket& p : result.record) {
         if (p.fate != SimFate::kDelivered || p.damaged) continue;
         const wire::Header& header = p.header;
-        deliveries.push_back({p.at, p.source, p.destination, header.seq,
+        deliveries.push_back({p.at, p.source, p.destination, header.seq, header.epoch,
                               header.stage() == wire::Stage::kGather, header.empty(),
                               (header.flags & wire::kOver) != 0, header.shard, header.first, header.count,
                               header.bucket_len, p.payload_bytes,
@@ -220,8 +223,10 @@ void bind_endpoints(nb::module_& m) {
         .def_rw("buckets", &SimSpec::buckets)
         .def_rw("carry", &SimSpec::carry)
         .def_rw("stand_in", &SimSpec::stand_in)
+        .def_rw("attendance", &SimSpec::attendance)
         .def_rw("decide", &SimSpec::decide, nb::arg().none())
         .def_rw("observe", &SimSpec::observe, nb::arg().none())
+        .def_rw("agree", &SimSpec::agree, nb::arg().none())
         .def_rw("record", &SimSpec::record)
         .def_rw("summaries", &SimSpec::summaries)
         .def_rw("elided", &SimSpec::elided)
@@ -290,6 +295,7 @@ void bind_endpoints(nb::module_& m) {
         .def_ro("reports", &SimResult::reports)
         .def_ro("counters", &SimResult::counters)
         .def_ro("closed_at_ns", &SimResult::closed_at)
+        .def_ro("wanted", &SimResult::wanted)  // of a flat group: by rank, what others wanted, by rank
         .def_ro("events", &SimResult::events)
         .def_ro("ended_at_ns", &SimResult::ended_at)
         .def_prop_ro("fates", [](const SimResult& result) { return fates_of(result.network); })

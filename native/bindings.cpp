@@ -1,6 +1,7 @@
 // The core's Python bindings: argument conversion and GIL release, no logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -48,6 +49,12 @@ std::vector<Address> addresses_of(const std::vector<IpAndPort>& pairs) {
     return addresses;
 }
 
+void check_weights(const std::vector<std::uint16_t>& weights, std::size_t ranks) {
+    if (weights.size() != ranks) throw nb::value_error("weights: one for each rank");
+    if (std::all_of(weights.begin(), weights.end(), [](std::uint16_t weight) { return weight == 0; }))
+        throw nb::value_error("weights: one must be above 0");
+}
+
 void bind_wire(nb::module_& m) {
     nb::class_<wire::Header>(m, "Header")
         .def(nb::init<>())
@@ -77,6 +84,7 @@ void bind_wire(nb::module_& m) {
         .def_rw("stands_for", &wire::Header::stands_for)
         .def_rw("error_energy", &wire::Header::error_energy)
         .def_rw("error_op", &wire::Header::error_op)
+        .def_rw("served_from", &wire::Header::served_from)
         .def_rw("stamp_us", &wire::Header::stamp_us)
         .def_rw("entry_us", &wire::Header::entry_us)
         .def_prop_rw(
@@ -109,6 +117,7 @@ void bind_wire(nb::module_& m) {
     m.attr("HEADER_BYTES") = wire::kHeaderBytes;
     m.attr("GRANULE") = kGranule;
     m.attr("TAGS") = wire::kTagMask + 1;
+    m.attr("REJOIN_IDS") = kRejoinIds;
     m.def(
         "owner_of",
         [](Rank shard, Seq seq, Rank ranks, std::uint64_t seed, std::uint32_t key) {
@@ -117,11 +126,31 @@ void bind_wire(nb::module_& m) {
         "shard"_a, "seq"_a, "ranks"_a, "seed"_a, "key"_a = 0);
     m.def(
         "shard_range",
-        [](std::uint32_t bucket_len, Rank ranks, Rank shard) {
-            const Layout layout{bucket_len, ranks};
+        // `weights` are of the owners, by shard; none: all own alike.
+        [](std::uint32_t bucket_len, Rank ranks, Rank shard, const std::vector<std::uint16_t>& weights) {
+            if (!weights.empty()) check_weights(weights, ranks);
+            const std::optional<OwnerWeights> owners =
+                weights.empty() ? std::nullopt : std::optional<OwnerWeights>(weights);
+            const Layout layout{bucket_len, ranks, owners ? &*owners : nullptr};
             return std::pair(layout.begin(shard), layout.begin(shard) + layout.length(shard));
         },
-        "bucket_len"_a, "ranks"_a, "shard"_a);
+        "bucket_len"_a, "ranks"_a, "shard"_a, "weights"_a = std::vector<std::uint16_t>{});
+    nb::class_<Epoch>(m, "Epoch")
+        .def(
+            "__init__",
+            [](Epoch* self, std::uint16_t number, Seq first_seq, const std::vector<std::uint16_t>& weights,
+               const std::vector<Rank>& members) {
+                check_weights(weights, weights.size());
+                std::vector<bool> among(weights.size());
+                for (const Rank member : members) {
+                    if (member >= weights.size()) throw nb::value_error("members: not a rank");
+                    among[member] = true;
+                }
+                new (self) Epoch{number, first_seq, OwnerWeights(weights), std::move(among)};
+            },
+            "number"_a, "first_seq"_a, "weights"_a, "members"_a)
+        .def_ro("number", &Epoch::number)
+        .def_ro("first_seq", &Epoch::first_seq);
 }
 
 void bind_terms(nb::module_& m) {
@@ -146,17 +175,17 @@ void bind_terms(nb::module_& m) {
             "__init__",
             [](Terms* self, const Bounds& bounds, int planes, std::uint8_t incast,
                std::optional<int> gather_planes, bool whole, float skip_above, float lr_scale,
-               std::uint16_t lr_period, std::uint32_t key, std::uint16_t loss_scale_tag) {
+               std::uint16_t lr_period, std::uint32_t key, std::uint16_t loss_scale_tag, bool contribute) {
                 for (const int count : {planes, gather_planes.value_or(planes)})
                     if (count < 1 || count > wire::kMaxPlanes) throw nb::value_error("planes");
                 if (!(lr_scale >= 0 && lr_scale <= 1)) throw nb::value_error("lr_scale");
                 new (self) Terms{bounds, {planes, whole}, {gather_planes.value_or(planes), whole},
                                  incast, skip_above,      {lr_scale, lr_period},
-                                 key,    loss_scale_tag};
+                                 key,    loss_scale_tag,  contribute};
             },
             "bounds"_a, "planes"_a, "incast"_a = 0, "gather_planes"_a = nb::none(), "whole"_a = false,
             "skip_above"_a = 0.0f, "lr_scale"_a = 0.0f, "lr_period"_a = 0, "key"_a = 0,
-            "loss_scale_tag"_a = 0)
+            "loss_scale_tag"_a = 0, "contribute"_a = true)
         .def(
             "with_column",  // of a grid
             [](Terms terms, const Bounds& bounds, std::uint8_t incast) {
@@ -255,16 +284,19 @@ void bind_udp(nb::module_& m) {
         .def(
             "submit",
             [](UdpLane& lane, const Bucket& bucket, Terms terms, std::uint32_t key,
-               std::uint16_t loss_scale_tag, const std::vector<FirstAndCount>& reliable) {
+               std::uint16_t loss_scale_tag, const std::vector<FirstAndCount>& reliable, bool contribute,
+               std::optional<Seq> seq) {
                 const auto values = span_of(bucket);
                 terms.reliable = runs_of(reliable);
                 terms.key = key;
                 terms.loss_scale_tag = loss_scale_tag;
+                terms.contribute = contribute;
+                terms.seq = seq;
                 const nb::gil_scoped_release release;
                 return lane.submit(values, terms);
             },
             "bucket"_a, "terms"_a, "key"_a = 0, "loss_scale_tag"_a = 0,
-            "reliable"_a = std::vector<FirstAndCount>{})
+            "reliable"_a = std::vector<FirstAndCount>{}, "contribute"_a = true, "seq"_a = nb::none())
         .def(
             "wait",
             [](UdpLane& lane, Ticket ticket, Duration timeout_ns) {
@@ -302,9 +334,14 @@ void bind_udp(nb::module_& m) {
                 return std::pair(status, FetchedBytes(bytes, {count}, owner));
             },
             "ticket"_a, "timeout_ns"_a)
+        .def("take_wanted", &UdpLane::take_wanted, nb::call_guard<nb::gil_scoped_release>())
         .def("drop_report", &UdpLane::drop_report, "ticket"_a, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("failure", &UdpLane::failure, nb::call_guard<nb::gil_scoped_release>())
         .def("resynced", [](UdpLane& lane) { lane.notify([](Core& core) { core.resynced(); }); })
+        .def(
+            "skip_to", [](UdpLane& lane, Seq seq) { lane.notify([=](Core& core) { core.skip_to(seq); }); },
+            "seq"_a)
+        .def("rejoined", [](UdpLane& lane) { lane.notify([](Core& core) { core.rejoined(); }); })
         .def(
             "skipped",
             [](UdpLane& lane, Seq first_seq, Seq last_seq) {
@@ -317,6 +354,14 @@ void bind_udp(nb::module_& m) {
                 lane.notify([=](Core& core) { core.forget(key, first, first + count); });
             },
             "key"_a, "first"_a, "count"_a)
+        .def(
+            "install",
+            [](UdpLane& lane, const Epoch& epoch) {
+                if (epoch.members.size() != lane.ranks()) throw nb::value_error("epoch: not of this group");
+                const nb::gil_scoped_release release;
+                lane.install(epoch);
+            },
+            "epoch"_a)
         .def("close", &UdpLane::close, "linger_ns"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("join", &UdpLane::join, "timeout_ns"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("stats",
@@ -324,6 +369,7 @@ void bind_udp(nb::module_& m) {
                  const nb::gil_scoped_release release;
                  return lane.stats();
              })
+        .def_prop_ro("behind_ops", &UdpLane::behind_ops, nb::call_guard<nb::gil_scoped_release>())
         .def("abandon", &UdpLane::abandon);
 }
 

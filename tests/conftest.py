@@ -35,6 +35,8 @@ SLOW_TESTS = {
     "test_256_ranks_in_one_process",
     "test_decoding_is_unbiased_at_every_width_and_at_every_cut",
     "test_every_prefix_has_the_error_of_the_table",
+    "test_in_a_grid_the_dead_place_weighs_nothing_in_every_row",
+    "test_in_a_grid_two_may_die_and_one_may_come_back",
     "test_granules_with_few_contributions_are_not_clipped",
     "test_memory_is_bounded_and_does_not_grow_over_ten_thousand_ops",
     "test_more_than_256_members_are_served_too",

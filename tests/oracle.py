@@ -290,6 +290,8 @@ def _check_contributions(
                 came = by > 0
                 if ((before > 0) <= used[rank]).all() and (used[rank] <= came).all():
                     came = used[rank]
+            if not native.links[rank].awaited and (used[rank] <= came).all():
+                came = used[rank]  # a granule was reduced when those who are awaited had delivered it
             masks.append(came)
             bits.append(by * used[rank] if end > begin else by)
         if end > begin and not _others_apply(simulation, op, owner, native, deliveries):

@@ -24,6 +24,7 @@ def op(
     seq: int = 0,
     length: int = 1000,
     silent: Sequence[int] = (),
+    unawaited: Sequence[int] = (),
     abstained: Sequence[int] = (),
     majority_entered_s: float | None = None,
     closed_s: float | None = None,
@@ -38,6 +39,7 @@ def op(
 ) -> Report:
     """The report of rank 0, which enters at the time 0.
 
+    Ranks in ``unawaited`` are not waited for in SCATTER.
     Rank r's contribution needs ``needs_s[r]`` from its entry, its mean ``gather_s[r]`` from the close; NEVER:
     a rank that is not there. Arguments from ``majority_entered_s`` on override what follows from the model.
     """
@@ -46,7 +48,8 @@ def op(
     bounds = bounds or fixed(10.0)
     majority_s = sorted(entered)[(ranks + 1) // 2 - 1]
     came_s = [0.0, *(e + s for e, s in zip(entered[1:], needs_s[1:], strict=True))]
-    close_s, scatter_by = _end(came_s, majority_s, bounds.scatter_s, bounds.scatter_grace_s, silent)
+    awaited_s = [0.0 if rank in unawaited else t for rank, t in enumerate(came_s)]
+    close_s, scatter_by = _end(awaited_s, majority_s, bounds.scatter_s, bounds.scatter_grace_s, silent)
     start_s = max(0.0, close_s)
     means_s = [start_s, *(start_s + s for s in (gather_s or needs_s)[1:])]
     ended_s, gather_by = _end(means_s, start_s, bounds.gather_s, bounds.gather_grace_s, silent)
@@ -85,6 +88,7 @@ def op(
                 sent_lost_packets=sent_lost_packets[rank],
                 received_packets=PACKETS - received_lost_packets[rank],
                 received_lost_packets=received_lost_packets[rank],
+                awaited=rank not in unawaited,
             )
             for rank in range(ranks)
         ),

@@ -52,6 +52,24 @@ def test_a_killed_rank_costs_its_share_and_the_others_stay_identical(tmp_path: P
         end(one, two)
 
 
+def test_the_share_of_a_killed_rank_comes_back(tmp_path: Path) -> None:
+    quiet = json.dumps({"deadline_s": 1.0, "straggler_share": 1.0})
+    with workers(tmp_path, 3, "follower", quiet) as (one, dead, two):
+        attached([one, dead, two])
+        for _ in range(3):  # DDP rebuilds its buckets
+            step(one, dead, two)
+        dead.signal(signal.SIGKILL)
+        for _ in range(60):  # torch's store takes its time
+            results = step(one, two)
+            if all(result["lost_frac"] == 0 for result in results):
+                break
+        for _ in range(3):
+            results = step(one, two)
+            assert [(result["status"], result["lost_frac"]) for result in results] == [("complete", 0)] * 2
+            assert results[0]["digest"] == results[1]["digest"]
+        end(one, two)
+
+
 def test_a_rank_frozen_for_less_than_the_window_catches_up(tmp_path: Path) -> None:
     with workers(tmp_path, 3, "follower", json.dumps({"deadline_s": 1.0})) as (one, frozen, two):
         attached([one, frozen, two])

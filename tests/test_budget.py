@@ -156,8 +156,9 @@ def test_all_ranks_change_the_learning_rate_after_the_same_op(rows: int, loss: f
     ops = 4 * LR_PERIOD_OPS
     scenario = Scenario(ranks=4, rows=rows, length=4096, ops=ops, codec="planes", loss=loss, deadline_s=1.0)
     if rows == 1:  # rank 2 is late where the factor changes: the others are ahead of it
-        compute_s = np.zeros((ops, 4))
-        compute_s[2 * LR_PERIOD_OPS - 1 : 2 * LR_PERIOD_OPS + 3, 2] = 0.7
+        compute_s = np.full((ops, 4), 0.01)
+        compute_s[2 * LR_PERIOD_OPS - 1 :, 2] = 0.001  # it catches up
+        compute_s[2 * LR_PERIOD_OPS - 1 : 2 * LR_PERIOD_OPS + 3, 2] = 0.05
         scenario = dataclasses.replace(scenario, compute_s=compute_s)
     pilots = [Watched(rank, grid) for rank in range(4)]
     simulate(scenario, policies=pilots)

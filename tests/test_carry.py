@@ -42,9 +42,9 @@ class ThenPatient:
 def run(bounds: OpBounds, *, ops: int, ranks: int, compute_s: float = 1e-4, **scenario: Any) -> Simulation:
     compute = np.full((ops, ranks), compute_s)
     compute[-PATIENT_OPS:] = 60e-3
-    # A window that nothing is too old for, because what is older is given up.
+    # A window that nothing is too late for: what is late for more than a sixteenth of it is given up.
     values = Scenario(
-        ops=ops, ranks=ranks, deadline_s=5, compute_s=compute.tolist(), window_ops=1024, **scenario
+        ops=ops, ranks=ranks, deadline_s=5, compute_s=compute.tolist(), window_ops=4096, **scenario
     )
     return simulate(values, policies=[ThenPatient(values, bounds) for _ in range(ranks)])
 

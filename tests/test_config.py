@@ -6,6 +6,7 @@ import dataclasses
 import re
 import runpy
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tailcut import Config, ConfigError, FileStore, Group, Scenario
 def test_arguments_come_before_the_environment_and_that_before_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert Config().window_ops == 64
+    assert Config().window_ops == 1024
     monkeypatch.setenv("TAILCUT_WINDOW_OPS", "8")
     assert Config().window_ops == 8
     assert Config(window_ops=9).window_ops == 9
@@ -27,6 +28,7 @@ def test_every_field_can_be_set_by_the_environment(monkeypatch: pytest.MonkeyPat
         "offload": "0",
         "bound_sums": "1",
         "resend": "0",
+        "rejoin": "0",
         "adaptive": "0",
         "straggler_share": "0.5",
         "address": "127.0.0.1",
@@ -166,3 +168,19 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="FileStore cannot use"):
         FileStore(tmp_path / "file" / "directory")
+
+
+def test_compare_set_is_that_of_torch(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    assert store.compare_set("key", "other", "new") == b"other"  # torch's answer if there is none
+    assert not store.check(["key"])
+    assert store.compare_set("key", "", "first") == b"first"
+    assert store.compare_set("key", "", "second") == b"first"
+    assert store.compare_set("key", "first", "third") == b"third"
+    assert store.get("key") == b"third"
+
+
+def test_of_many_that_compare_and_set_one_wins(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        seen = set(pool.map(lambda k: FileStore(tmp_path).compare_set("key", "", str(k)), range(64)))
+    assert seen == {FileStore(tmp_path).get("key")}

@@ -39,7 +39,7 @@ def report(**figures) -> Report:
 
 def steps(*times_s: tuple[float, float], reports: dict[int, Report] | None = None) -> list[Step]:
     return [
-        Step(started_s, ended_s, 0.5, (reports[i],) if reports and i in reports else ())
+        Step(i, started_s, ended_s, 0.5, (reports[i],) if reports and i in reports else ())
         for i, (started_s, ended_s) in enumerate(times_s)
     ]
 
@@ -48,12 +48,14 @@ def test_both_sides_train_and_the_summary_says_what_the_freeze_cost():
     stream = io.StringIO()
     story = demo.run(SHORT, stream)
     for run in (story.tailcut, story.gloo):
-        assert [len(replica.steps) for replica in run.replicas] == [SHORT.steps] * 3
+        assert [replica.steps[-1].index + 1 for replica in run.replicas] == [SHORT.steps] * 3
         assert all(replica.steps[-1].loss < replica.steps[0].loss for replica in run.replicas)
     ours, theirs = cost_of(story.tailcut, SHORT), cost_of(story.gloo, SHORT)
 
     assert ours.done_while_frozen > 0
     assert ours.behind_steps > 0
+    assert ours.skipped_steps > 0
+    assert [len(replica.steps) for replica in story.gloo.replicas] == [SHORT.steps] * 3
     assert ours.partial_steps > 0
     assert ours.means_lost[0] > 0
     assert ours.contributions_lost[1] > 0
@@ -195,6 +197,7 @@ def test_cost_of_a_freeze_with_tailcut():
     assert cost.done_while_frozen == 2
     assert cost.behind_steps == 2
     assert cost.catch_up_s == pytest.approx(0.4)
+    assert cost.skipped_steps == 0
     assert cost.partial_steps == 1
     assert cost.means_lost == (0.25, 0.0)
     assert cost.contributions_lost == (0.0, 0.5)

@@ -238,8 +238,11 @@ def test_reports_name_ranks_of_the_whole_group() -> None:
 
 
 def test_a_rank_far_behind_jumps_with_its_column() -> None:
-    freezes = [Freeze(5, 0.0, 1.0)]
-    given = scenario(ops=40, window_ops=4, freezes=freezes, resync_before={5: 30}, deadline_s=0.05)
+    freezes = [Freeze(5, 0.0, 0.5)]
+    compute_s = [[0.02] * 12] * 40
+    given = scenario(
+        ops=40, window_ops=4, freezes=freezes, resync_before={5: 30}, deadline_s=0.05, compute_s=compute_s
+    )
     simulation = simulate(given, marked(12, given.length, given.ops))
     assert any(report.behind_ops for report in simulation.reports(5))
     check_like_a_flat_group(simulation)

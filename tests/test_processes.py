@@ -106,6 +106,26 @@ def test_a_killed_rank_costs_its_share_and_no_more(tmp_path: Path) -> None:
         assert out.split("\n")[-2].startswith("partial 0 0.3")
 
 
+def test_the_share_of_a_killed_rank_comes_back(tmp_path: Path) -> None:
+    quiet = FOLLOW.replace("deadline_s=1.0", "deadline_s=1.0, straggler_share=1.0")
+    with workers(tmp_path, range(1, 3), 3, quiet) as (one, two):
+        with Group(0, 3, FileStore(tmp_path), Config(deadline_s=1.0, straggler_share=1.0)) as group:
+            one.say("op"), two.say("op")
+            assert step(group) == ("complete", (), 0.0)
+            two.signal(signal.SIGKILL)
+            for _ in range(100):  # ops take some milliseconds, and the store some as well
+                one.say("op")
+                if step(group)[2] == 0.0:
+                    break
+            one.say("op")
+            assert step(group) == ("complete", (), 0.0)  # the dead are no members, and nothing lacks them
+            assert (group.stats().epoch, group.stats().owner_weights) == (1, (1, 1, 0))
+            one.say("end")
+        code, out, err = one.end()
+        assert code == 0, err
+        assert out.split("\n")[-2] == "complete 0 0.0 [0.5]"
+
+
 def test_a_frozen_rank_finds_its_results_when_it_is_released(tmp_path: Path) -> None:
     with workers(tmp_path, range(1, 3), 3, FOLLOW) as (one, two):
         with Group(0, 3, FileStore(tmp_path), Config(deadline_s=1.0)) as group:

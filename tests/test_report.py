@@ -59,6 +59,8 @@ def native(**fields: Any) -> Any:
         "carried_coords": 0,
         "late_coords": 12,
         "split_verdicts": 2,
+        "epoch": 3,
+        "heard_epoch": 4,
         "stated_lengths": [],
     }
     return SimpleNamespace(**{**values, **fields})
@@ -75,6 +77,7 @@ def test_what_the_native_side_has_of_stages_links_and_traffic_is_in_the_report()
     assert (got.scatter, got.gather, got.links) == (given.scatter, given.gather, given.links)
     assert (got.traffic, got.late, got.late_coords) == (given.traffic, given.late, given.late_coords)
     assert got.split_verdicts == given.split_verdicts
+    assert (got.epoch, got.heard_epoch) == (given.epoch, given.heard_epoch)
     assert got.elapsed_s == pytest.approx(0.2)
     assert got.lost_frac == pytest.approx(0.05)
     assert (got.status, got.ended_by) == ("partial", "grace")

@@ -144,6 +144,17 @@ def test_blocks_cover_every_coordinate_once_and_have_the_owner_of_their_shard() 
             assert all(sum(p.end - p.begin for p in block.pieces) == block.count for block in mine)
 
 
+def test_a_rank_without_weight_owns_no_block() -> None:
+    bucket = Bucket("a", (torch.zeros(140_008),))
+    blocks = cut([bucket], 4, 5, hash_of, weights=(1, 1, 0, 1))
+    assert {block.owner for block in blocks} == {0, 1, 3}
+    assert [b.first for b in blocks] == [0, *(b.first + b.count for b in blocks[:-1])]
+    assert sum(block.count for block in blocks) == 140_008
+    as_before = cut([bucket], 4, 5, hash_of, weights=(7, 7, 7, 7))
+    plain = cut([bucket], 4, 5, hash_of)
+    assert [(b.first, b.count, b.owner) for b in as_before] == [(b.first, b.count, b.owner) for b in plain]
+
+
 def test_a_block_holds_the_state_of_its_parameters_in_the_order_of_memory() -> None:
     (image, vector), adam = block_of((4, 3, 2, 2), (10,))
     image.data = image.data.to(memory_format=torch.channels_last)

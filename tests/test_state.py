@@ -21,6 +21,7 @@ LIMIT_NS = 60 * S
 STATE = 4
 ANSWER, GONE = 1, 2
 BLOB = np.random.default_rng(0).bytes(300_000)
+REJOIN = _native.REJOIN_IDS
 
 
 def spec_of(ranks: int = 2, seed: int = 0, **settings: object) -> _native.SimSpec:
@@ -217,6 +218,44 @@ def test_ops_come_first_and_a_blob_still_comes() -> None:
     assert ended[True] < ended[False] * (1 + 2 * len(BLOB) / gradient_bytes + 0.02)
 
 
+# ---- what a rank that rejoins wants ------------------------------------------------------------------------
+
+
+def test_of_a_rejoin_the_latest_blob_that_a_rank_asked_for_in_vain_is_remembered() -> None:
+    spec = spec_of(3)
+    spec.offer(0, 0, REJOIN + 2, BLOB)
+    for rank, blob_id in ((1, REJOIN), (1, REJOIN + 1), (2, REJOIN), (1, REJOIN + 2), (1, 7)):
+        spec.fetch(MS, rank, 0, blob_id, len(BLOB))
+    assert _native.simulate(spec, []).wanted == [{1: REJOIN + 1, 2: REJOIN}, {}, {}]
+
+
+def test_a_flood_of_wishes_is_remembered_as_one_and_hides_no_other() -> None:
+    spec = spec_of(3)
+    for number in range(1000):
+        fields = {"blob_id": REJOIN + number, "seq": number, "source": 1}
+        spec.inject(MS, 0, packet(spec, flags=0, run_bytes=1280, edition=0, **fields).pack())
+    spec.fetch(2 * MS, 2, 0, REJOIN + 5, 10)
+    wanted = _native.simulate(spec, []).wanted[0]
+    assert wanted == {1: REJOIN + 999, 2: REJOIN + 5}
+
+
+def test_a_rejoin_takes_an_eighth_of_a_busy_link_and_another_blob_a_fiftieth() -> None:
+    came, ended = {}, {}
+    for blob_id in (None, 7, REJOIN):
+        spec = spec_of(2, bytes_per_s=1.25e8, queue_bytes=1 << 20, paced=True, depth=2)
+        buckets = with_ops(spec, 60, 200_000)
+        if blob_id is not None:
+            spec.offer(0, 0, blob_id, BLOB)
+            spec.fetch(MS, 1, 0, blob_id, len(BLOB))
+        result = _native.simulate(spec, buckets)
+        assert all(np.all(bucket == 0.5) for op in buckets for bucket in op)
+        ended[blob_id] = max(report.ended_at for reports in result.reports for report in reports)
+        came[blob_id] = result.fetched[0][1] if result.fetched else 0
+    assert came[REJOIN] < came[7] / 3
+    gradient_bytes = 60 * 4 * 200_000
+    assert ended[REJOIN] < ended[None] * (1 + 2 * len(BLOB) / gradient_bytes + 0.02)
+
+
 def test_blobs_travel_between_real_sockets_while_ops_do(tmp_path: Path) -> None:
     big = np.random.default_rng(1).integers(0, 256, 5_000_000, np.uint8)
     with open_groups(tmp_path, 3) as groups:
@@ -240,6 +279,9 @@ def test_blobs_travel_between_real_sockets_while_ops_do(tmp_path: Path) -> None:
         dropped = states[0].fetch(2, 2, big.nbytes)
         del dropped
         assert groups[0].stats().state_bytes > 2 * big.nbytes * 0.99
+        wish = states[0].fetch(2, REJOIN + 3, 10)
+        assert wish.poll(LIMIT_NS) is FetchStatus.ABSENT
+        assert (states[2].take_wanted(), states[2].take_wanted()) == ({0: REJOIN + 3}, {})
         last = states[0].fetch(2, 1234567, 10)
     assert last.poll() in (FetchStatus.ABSENT, FetchStatus.CLOSED)
 

@@ -170,10 +170,12 @@ def test_totals_are_json_with_every_field_and_what_follows_from_them():
 
 
 def test_counts_of_earlier_runs_add_up_and_unknown_ones_are_left_out():
-    before = Stats(ops=2, budget=1, pool_used_bytes=9, traffic=Traffic(sent_bytes=10)).counts()
+    before = Stats(ops=2, budget=1, epoch=3, pool_used_bytes=9, traffic=Traffic(sent_bytes=10)).counts()
     assert json.loads(json.dumps(before)) == before
     assert not {"bounds", "verdicts", "drop_share", "budget", "contributing", "memory_bytes"} & before.keys()
     unknown = {**before, "of_old": 1, "traffic": {**before["traffic"], "of_old": 1}}
-    now = Stats(ops=1, pool_used_bytes=1, traffic=Traffic(sent_bytes=5, late_packets=1)).plus(unknown)
-    assert now == Stats(ops=3, pool_used_bytes=1, traffic=Traffic(sent_bytes=15, late_packets=1))
+    now = Stats(ops=1, epoch=1, pool_used_bytes=1, traffic=Traffic(sent_bytes=5, late_packets=1)).plus(
+        unknown
+    )
+    assert now == Stats(ops=3, epoch=1, pool_used_bytes=1, traffic=Traffic(sent_bytes=15, late_packets=1))
     assert Stats(ops=1).plus({}) == Stats(ops=1)

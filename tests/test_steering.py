@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tailcut.mirror import LateCompletion
 from tailcut.policy.deadline import MARGIN, TAIL_OPS, WARM_UP, fixed
-from tailcut.policy.steering import ABSENT_OPS, GUESS_FACTOR, FixedSteering, Steering
+from tailcut.policy.steering import GUESS_FACTOR, FixedSteering, Steering
 from tailcut.report import Report, Verdict
 from tests.reports import NEVER, lost, op
 
@@ -82,7 +82,7 @@ def test_a_dead_rank_lengthens_bounds_only_while_it_is_not_known_to_be_silent() 
     play(pilot, 30)
     dead = (0, 0.1, 0.1, NEVER)
     gone = {"entered_s": (0, 0, 0, NEVER)}
-    play(pilot, ABSENT_OPS, dead, **gone)
+    play(pilot, 2, dead, **gone)
     assert pilot.bounds(1000).scatter_s < 1.0
     reports = play(pilot, 20, dead, silent=[3], **gone)
     assert {report.scatter.ended_by for report in reports} == {"grace"}
@@ -106,19 +106,15 @@ def test_a_rank_alone_among_silent_ones_learns_nothing() -> None:
     assert pilot.bounds(1000).scatter_s == before_s
 
 
-def test_a_rank_that_is_heard_of_but_absent_is_waited_for_until_it_is_back() -> None:
+def test_a_rank_that_is_not_awaited_changes_no_bound() -> None:
     pilot = steering()
     play(pilot, 30)
     usual = pilot.bounds(1000)
-    absent = {"entered_s": (0, 0, 0, NEVER), "gather_s": CALM}
-    play(pilot, ABSENT_OPS - 1, **absent)
-    assert pilot.bounds(1000).scatter_s < fixed(DEADLINE_S).scatter_s / 2
-    play(pilot, 1, **absent)
-    assert pilot.bounds(1000).scatter_s == fixed(DEADLINE_S).scatter_s
-    assert pilot.bounds(1000).gather_s == DEADLINE_S
-    assert pilot.bounds(1000).scatter_grace_s == pytest.approx(usual.scatter_grace_s, rel=0.5)
-    play(pilot, 20)
+    play(pilot, 30, entered_s=(0, 0, 0, NEVER), gather_s=CALM, unawaited=[3])
     assert pilot.bounds(1000).scatter_s == pytest.approx(usual.scatter_s)
+    assert pilot.bounds(1000).gather_s == pytest.approx(usual.gather_s)
+    assert pilot.drop_share[3] == pytest.approx(0.5)
+    assert pilot.verdicts[3] == {"on time": 30, "compute-late": 30}
 
 
 def test_a_rank_for_ever_slower_is_waited_for_as_long_as_it_takes() -> None:
@@ -211,7 +207,7 @@ def test_alarms_are_taken_once() -> None:
 
 def test_without_adaption_bounds_stay_and_verdicts_are_given() -> None:
     pilot = steering(cls=FixedSteering)
-    reports = play(pilot, 30, (0, 0.1, 0.1, 0.4), gather_s=CALM)
+    reports = play(pilot, 30, (0, 0.1, 0.1, 0.7), gather_s=CALM)
     assert pilot.bounds(1000) == fixed(DEADLINE_S)
     assert pilot.incast == 0
     assert reports[-1].verdicts[3] == Verdict.NETWORK_LATE

@@ -51,6 +51,16 @@ def test_feedback_has_its_own_fields_where_data_has_its_place() -> None:
     assert (parsed.first, parsed.count, parsed.bucket_len, reason) == (0, 0, 0, "")
 
 
+def test_feedback_to_a_rank_that_is_behind_says_which_means_are_left() -> None:
+    header = _native.Header()
+    header.type, header.flags, header.served_from, header.error_energy = 2, 4, 0xFFFF_FFF0, 0.5
+    parsed, reason = _native.parse_header(header.pack())
+    assert (parsed.served_from, parsed.error_energy, reason) == (0xFFFF_FFF0, 0.0, "")
+    header.flags = 0
+    parsed, _ = _native.parse_header(header.pack())
+    assert (parsed.served_from, parsed.error_energy) == (0, 0.5)
+
+
 def test_the_version_before_is_refused() -> None:
     """W2: its header is shorter, but magic and version have always been in the same place."""
     packed = bytearray(_native.Header().pack())
@@ -164,7 +174,7 @@ fields = st.fixed_dictionaries(
 
 
 def test_a_flag_of_another_type_is_refused() -> None:
-    known = {1: 1 | 2 | 4 | 8 | 16 | 32 | 128 | 256, 2: 1 | 2 | 8 | 32, 3: 1 | 2 | 8}
+    known = {1: 1 | 2 | 4 | 8 | 16 | 32 | 128 | 256, 2: 1 | 2 | 4 | 8 | 32, 3: 1 | 2 | 4 | 8}
     for kind, mask in known.items():
         for bit in range(16):
             header = _native.Header()

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "sim/neighbours.hpp"
 
@@ -28,6 +29,7 @@ struct Host {
     std::vector<Time> finished_at;
     std::size_t deeds_to_do = 0;  // with blobs: planned, or fetches under way
     std::size_t told_skips = 0;   // of spec.skips
+    std::vector<Epoch> epochs;    // to be installed
 };
 
 class Sim {
@@ -94,6 +96,7 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
     settings.resend = spec.resend;
     settings.carry = spec.carry;
     settings.stand_in = spec.stand_in;
+    settings.attendance = spec.attendance;
     settings.first_seq = spec.first_seq;
     settings.record_fates = spec.record;
     settings.elided = spec.elided;
@@ -133,7 +136,10 @@ SimResult Sim::run() {
     result_.ended_at = now();
     result_.events = network_.events();
     result_.network = network_.counters();
-    for (const Host& host : hosts_) result_.counters.push_back(host.core->counters());
+    for (const Host& host : hosts_) {
+        result_.counters.push_back(host.core->counters());
+        if (StateChannel* const state = host.core->state()) result_.wanted.push_back(state->wanted());
+    }
     return std::move(result_);
 }
 
@@ -252,8 +258,11 @@ void Sim::pump(Rank rank) {
         auto& reports = host.core->reports();
         for (OpReport& report : reports) take_report(rank, std::move(report));
         reports.clear();
+        const std::vector<Epoch> epochs = std::exchange(host.epochs, {});
+        for (const Epoch& epoch : epochs) host.core->install(now(), epoch);
         take_fetched(rank);
         plan_entry(rank);
+        if (!epochs.empty()) continue;
         if (!host.leaving || !host.core->transmit(now(), out)) break;
         send(rank, out);
     }
@@ -278,6 +287,8 @@ void Sim::take_report(Rank rank, OpReport report) {
     hosts_[rank].finished_at.push_back(now());
     ++ended_ops_;
     if (spec_.observe) spec_.observe(rank, now(), report);
+    if (spec_.agree)
+        for (Epoch& epoch : spec_.agree(rank, now(), report)) hosts_[rank].epochs.push_back(std::move(epoch));
     if (spec_.summaries)
         result_.summaries.push_back(summary_of(rank, report));
     else

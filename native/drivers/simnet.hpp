@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -67,9 +68,10 @@ struct SimSpec : sim::NetworkSpec {
     Seq buckets = 0;  // ops take so many buckets in turns, each with a key; 0: buckets have no keys
     std::vector<CoordRun> reliable;  // of every bucket
     bool carry = true;               // what is late for a bucket with a key enters its next op
-    bool stand_in = true;            // as in Settings
-    bool multicast = false;          // every rank hears that of every other, except for those in `deaf`
-    std::vector<Rank> deaf;          // ranks that hear no multicast
+    bool stand_in = true;            // as in Settings, and so is the next
+    bool attendance = true;
+    bool multicast = false;  // every rank hears that of every other, except for those in `deaf`
+    std::vector<Rank> deaf;  // ranks that hear no multicast
     std::size_t pool_bytes = 1 << 24;
     Seq window_ops = 64;
     Seq first_seq = 0;
@@ -89,6 +91,8 @@ struct SimSpec : sim::NetworkSpec {
     // Policies, if there are any: the terms of an op at its entry, and what came of it.
     std::function<Terms(Rank rank, Time now, std::uint32_t bucket_len)> decide;
     std::function<void(Rank rank, Time now, const OpReport& report)> observe;
+    // The epochs that a rank is to follow, if there are any; asked after each of its reports.
+    std::function<std::vector<Epoch>(Rank rank, Time now, const OpReport& report)> agree;
     // Called now and then with the number of ops that have ended over all ranks; may throw.
     std::function<void(std::uint64_t ended_ops)> glance;
     bool record = false;
@@ -148,7 +152,8 @@ struct SimResult {
     std::uint64_t events = 0;
     Time ended_at = 0;
     std::vector<SimPacket> record;
-    std::vector<SimFetched> fetched;  // in the order of ending
+    std::vector<SimFetched> fetched;                    // in the order of ending
+    std::vector<std::map<Rank, std::uint64_t>> wanted;  // by rank: what others wanted at the end, by rank
 };
 
 // buckets[k][r]: the bucket of rank r in its op k, overwritten with the result.

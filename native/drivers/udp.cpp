@@ -97,6 +97,13 @@ void UdpLane::notify(std::function<void(Core&)> notice) {
     shared_->notices.push_back(std::move(notice));
 }
 
+void UdpLane::install(Epoch epoch) {
+    const std::lock_guard lock(shared_->mutex);
+    if (shared_->ended || !engine_) return;
+    shared_->epochs.push_back(std::move(epoch));
+    if (std::exchange(shared_->asleep, false)) wake();
+}
+
 bool UdpLane::wait(Ticket ticket, Duration timeout, OpReport& report) {
     std::unique_lock lock(shared_->mutex);
     const auto there = [&] { return shared_->ended || shared_->reports.contains(ticket); };
@@ -157,6 +164,11 @@ Fetched UdpLane::take_fetched(Ticket ticket, Duration timeout) {
     return {ticket, FetchStatus::kClosed, {}};
 }
 
+std::map<Rank, std::uint64_t> UdpLane::take_wanted() {
+    const std::lock_guard lock(shared_->mutex);
+    return std::exchange(shared_->wanted, {});
+}
+
 std::string UdpLane::failure() const {
     const std::lock_guard lock(shared_->mutex);
     return shared_->failure.data();
@@ -197,6 +209,12 @@ bool UdpLane::join(Duration timeout) {
 LaneStats UdpLane::stats() const {
     const std::lock_guard lock(shared_->mutex);
     return shared_->stats;
+}
+
+Seq UdpLane::behind_ops() const {
+    const std::lock_guard lock(shared_->mutex);
+    const Seq own = shared_->next_seq + static_cast<Seq>(shared_->submissions.size());
+    return shared_->group_seq - std::min(shared_->group_seq, own);
 }
 
 // Called under the lock, because join() closes the descriptor.
@@ -267,18 +285,23 @@ void UdpLane::take_commands() {
     std::vector<Submission> submissions;
     std::vector<std::function<void(Core&)>> notices;
     std::vector<StateCommand> state_commands;
+    std::vector<Epoch> epochs;
     Duration linger;
     {
         const std::lock_guard lock(shared_->mutex);
-        if (shared_->submissions.empty() && shared_->state_commands.empty() && !shared_->close_changed)
+        if (shared_->submissions.empty() && shared_->state_commands.empty() && shared_->epochs.empty() &&
+            !shared_->close_changed)
             return;
+        epochs.swap(shared_->epochs);
         submissions.swap(shared_->submissions);
+        shared_->next_seq += static_cast<Seq>(submissions.size());
         state_commands.swap(shared_->state_commands);
         linger = std::exchange(shared_->close_changed, false) ? shared_->close_linger : -1;
         notices.swap(shared_->notices);
     }
     for (const auto& notice : notices) notice(*core_);
     const Time now = clock_now();
+    for (Epoch& epoch : epochs) core_->install(now, std::move(epoch));
     if (StateChannel* const state = core_->state())
         for (const StateCommand& command : state_commands) command(*state);
     for (const Submission& submission : submissions)
@@ -356,15 +379,18 @@ bool UdpLane::send() {
 
 void UdpLane::publish() {
     StateChannel* const state = core_->state();
-    const bool fetched = state && !state->fetched().empty();
-    if (core_->reports().empty() && !fetched) return;
+    const bool fetched = state && !state->fetched().empty(), wanted = state && !state->wanted().empty();
+    if (core_->reports().empty() && !fetched && !wanted) return;
     {
         const std::lock_guard lock(shared_->mutex);
+        take_progress();
         if (fetched)
             for (Fetched& blob : state->fetched()) {
                 const Ticket ticket = blob.ticket;
                 shared_->fetched.emplace(ticket, std::move(blob));
             }
+        if (wanted)
+            for (const auto& [rank, id] : std::exchange(state->wanted(), {})) shared_->wanted[rank] = id;
         for (OpReport& report : core_->reports()) {
             const Ticket ticket = report.ticket;
             shared_->reports.emplace(ticket, std::move(report));
@@ -389,13 +415,22 @@ void UdpLane::take_stats() {
     for (Rank rank = 0; rank < ranks_; ++rank) stats.rtt[rank] = core_->rtt(rank);
 }
 
+// Called under the lock, when the engine has no submission in hand. The group's seq only grows, so one that was
+// heard a while ago makes a rank compute a step that it could have skipped, and not the reverse.
+void UdpLane::take_progress() {
+    shared_->next_seq = core_->next_seq();
+    shared_->group_seq = core_->group_seq();
+}
+
 void UdpLane::sleep() {
     {
         const std::lock_guard lock(shared_->mutex);
-        if (!shared_->submissions.empty() || !shared_->state_commands.empty() || shared_->close_changed)
+        if (!shared_->submissions.empty() || !shared_->state_commands.empty() || !shared_->epochs.empty() ||
+            shared_->close_changed)
             return;
         shared_->asleep = true;
         take_stats();
+        take_progress();
     }
     pollfd waits[] = {{socket_.descriptor(), static_cast<short>(POLLIN | (blocked_ ? POLLOUT : 0)), 0},
                       {wake_descriptor_, POLLIN, 0},

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -40,6 +41,7 @@ public:
     ~UdpLane();  // aborts what is in flight
 
     int descriptor() const { return socket_.descriptor(); }  // for the handshake before start()
+    std::size_t ranks() const { return ranks_; }             // after start()
     std::uint16_t port() const { return socket_.port(); }
     std::uint32_t receive_buffer_bytes() const { return socket_.receive_buffer_bytes(); }
 
@@ -63,6 +65,7 @@ public:
     Ticket submit(std::span<float> bucket, const Terms& terms);
     // Takes effect before the next submission, which is the first op that it can affect.
     void notify(std::function<void(Core&)> notice);
+    void install(Epoch epoch);  // as soon as the engine thread comes to it
     // Blocks for at most `timeout`. The report stays until drop_report(), so that a caller that is interrupted can
     // ask again.
     bool wait(Ticket ticket, Duration timeout, OpReport& report);
@@ -75,6 +78,8 @@ public:
     void cancel(Ticket ticket);  // nobody will take it
     // Blocks for at most `timeout`, and takes what came. A fetch that is under way is pending.
     Fetched take_fetched(Ticket ticket, Duration timeout);
+    // Blobs of a rejoin that others have asked for in vain since the last call, by rank.
+    std::map<Rank, std::uint64_t> take_wanted();
 
     // Why the engine stopped; empty while it runs. Ops then end with Status::kFailed.
     std::string failure() const;
@@ -85,6 +90,9 @@ public:
     // Blocks for at most `timeout` until the engine thread has ended, then frees what it held.
     bool join(Duration timeout);
     LaneStats stats() const;
+    // How many ops at least half of the other ranks present are known to have entered and this rank has not,
+    // submissions that the engine has not seen included.
+    Seq behind_ops() const;
 
     // For a forked child, where the engine thread does not exist: drops the descriptors and touches nothing
     // else.
@@ -111,6 +119,7 @@ private:
     void publish();
     void sleep();
     void take_stats();
+    void take_progress();
     void wake();
     Status end_status() const;
 
@@ -135,10 +144,13 @@ private:
         std::condition_variable reported;
         std::vector<Submission> submissions;
         std::vector<std::function<void(Core&)>> notices;
+        std::vector<Epoch> epochs;  // to be installed
         std::unordered_map<Ticket, OpReport> reports;
         std::vector<StateCommand> state_commands;
         std::unordered_map<Ticket, Fetched> fetched;
+        std::map<Rank, std::uint64_t> wanted;
         LaneStats stats;
+        Seq next_seq = 0, group_seq = 0;  // after the submissions that the engine has taken; as last heard
         Ticket next_ticket = 1;
         Duration close_linger = -1;  // < 0: stay open
         bool close_changed = false, asleep = false, ended = false;

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "protocol/ops/epochs.hpp"
 #include "protocol/ops/terms.hpp"
 #include "protocol/reports/counters.hpp"
 #include "protocol/reports/report.hpp"
@@ -28,9 +29,15 @@ public:
     // Between ops, what the local rank has done with the results. It decides what is carried (rules 9 and 10).
     virtual void
     resynced() = 0;  // all replicas were made equal: it contributes again, and nothing is pending
+    // A rank that was behind copies the state of a step: its next op is the first one of that step, and once it has
+    // the state it contributes again. Only a rank that can fetch STATE does so.
+    virtual void skip_to(Seq) {}
+    virtual void rejoined() {}
     virtual void skipped(Seq from, Seq until) = 0;  // nobody has applied the results of these ops
     // These coordinates of a bucket are copied from their owner: nothing that is late is added to them.
     virtual void forget(std::uint32_t key, std::uint64_t first, std::uint64_t last) = 0;
+    // All owners have agreed on this epoch. One that is not later than the latest changes nothing.
+    virtual void install(Time now, Epoch epoch) = 0;
     virtual void say_goodbye() = 0;    // enter no more ops, go on serving
     virtual void abort(Time now) = 0;  // end the ops in flight with what has arrived
     virtual void leave() = 0;          // the last word: what has not been sent by now never will be
@@ -53,6 +60,8 @@ public:
     virtual Duration rtt(Rank rank) const = 0;  // 0: not known
     virtual bool contributing() const = 0;
     virtual std::size_t in_flight() const = 0;
+    virtual Seq next_seq() const = 0;   // of the local rank's next op
+    virtual Seq group_seq() const = 0;  // how many ops at least half of the other ranks present have entered
 };
 
 // `peers` is indexed by rank; the own entry is not used.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "protocol/packet_checks.hpp"
 
@@ -18,14 +19,15 @@ Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& pe
     : settings_(settings),
       memory_(settings.pool_bytes, settings.elided),
       roster_(settings.shape, settings.first_seq),
+      attendance_(roster_, settings.attendance, settings.window_ops),
       links_(settings_, peers),
       accounts_(settings.shape.ranks, links_),
-      pools_(settings_, roster_, links_),
+      pools_(settings_, epochs_, roster_, links_),
       values_(std::move(values)),
-      carry_(settings.carry, settings.stand_in, settings.window_ops, accounts_.counters),
-      context_(settings.shape, settings.codec, Links::limits(settings, peers), settings.elided, roster_,
-               links_.audience, memory_, *values_, carry_, scratch_),
-      ops_(settings_, context_, roster_, links_, pools_, accounts_, listener),
+      carry_(settings.carry, settings.stand_in, settings.late_ops(), accounts_.counters),
+      context_(settings.shape, settings.codec, Links::limits(settings, peers), settings.elided, epochs_,
+               roster_, attendance_, links_.audience, memory_, *values_, carry_, scratch_),
+      ops_(settings_, context_, roster_, attendance_, links_, pools_, accounts_, listener),
       state_(settings, links_),
       outbox_(settings_, roster_, ops_, links_, pools_, accounts_, state_) {}
 
@@ -35,12 +37,17 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Te
     if (ops_.stopped()) return refuse(now, ticket, bucket, Status::kClosed);
     if (ops_.next_seq() == std::numeric_limits<Seq>::max())  // rule 12: never wrap
         return refuse(now, ticket, bucket, Status::kSeqExhausted);
+    if (terms.seq.value_or(ops_.next_seq()) != ops_.next_seq())  // the caller has not heard of the jump yet
+        return refuse(now, ticket, bucket, Status::kBehind);
     if (roster_.behind_ops(ops_.next_seq()) > settings_.window_ops) {
         refuse(now, ticket, bucket, Status::kBehind);
         ops_.jump(now);
         return spread_news();
     }
     roster_.set_repeat_time(settings_.resend ? kRepeatRoundTrips * links_.median_rtt(roster_.self()) : 0);
+    for (Rank rank = 0; rank < roster_.ranks(); ++rank)
+        if (rank != roster_.self())
+            roster_.note_lost(rank, !pools_.can_serve(rank, ops_.next_seq(), ops_.first_timed()));
     outbox_.begin_op(now);
     ops_.enter(now, ticket, bucket, terms);
     ops_.retire();
@@ -83,6 +90,15 @@ bool Endpoint::drained() const {
     return ops_.all_retired() && outbox_.empty();
 }
 
+void Endpoint::install(Time now, Epoch epoch) {
+    const Seq first_seq = epoch.first_seq;
+    if (!epochs_.add(std::move(epoch))) return;
+    ops_.cut_anew(now, first_seq);
+    for (Rank rank = 0; rank < roster_.ranks(); ++rank)
+        if (rank != roster_.self()) outbox_.answer(rank);  // tells them that there is a later epoch
+    spread_news();
+}
+
 void Endpoint::skip_to(Seq seq) {
     ops_.skip_to(seq);
     spread_news();
@@ -110,10 +126,15 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
     if (!parsed.ok) return accounts_.reject(parsed.reason);
     const auto payload = datagram.subspan(wire::kHeaderBytes);
     if (const auto reason = check_sender(settings_, header, payload.size())) return accounts_.reject(*reason);
-    if (header.type == wire::Type::kData && header.multicast())  // checked before its number counts
-        if (const auto reason = check_data(settings_, header, payload.size()))
-            return accounts_.reject(*reason);
     roster_.hear(now, header.source, header.incast);
+    epochs_.hear(header.epoch);
+    if (header.type == wire::Type::kData) {  // checked before its number counts
+        const Epoch& epoch = epochs_.at(header.seq);
+        if (header.epoch != epoch.number) return refuse_epoch(header, epoch);
+        if (header.multicast())
+            if (const auto reason = check_data(settings_, epoch, header, payload.size()))
+                return accounts_.reject(*reason);
+    }
     outbox_.hear(now, header, datagram.size());
     switch (header.type) {
         case wire::Type::kFeedback:
@@ -131,6 +152,12 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
     spread_news();
 }
 
+// The packet counts as lost, and is sent again: the source or this rank will have heard of the later epoch by then.
+void Endpoint::refuse_epoch(const wire::Header& header, const Epoch& ours) {
+    accounts_.reject(wire::Reject::kEpoch);
+    if (header.epoch < ours.number) outbox_.answer(header.source);
+}
+
 std::optional<Rank> Endpoint::claimed_source(std::span<const std::byte> datagram) const {
     if (datagram.size() < wire::kHeaderBytes || wire::tag_of(datagram) != settings_.group_tag) return {};
     const Rank source = wire::source_of(datagram);
@@ -140,13 +167,14 @@ std::optional<Rank> Endpoint::claimed_source(std::span<const std::byte> datagram
 void Endpoint::on_feedback(Time now, const wire::Header& header, std::span<const std::byte> report) {
     settle(now, header, report);
     roster_.hear(LrScale{header.lr_scale, header.lr_period}, header.seq);
-    accounts_.hear_lacked(header);
+    if (!(header.flags & wire::kForgotten)) accounts_.hear_lacked(header);
     note_entered(now, header.source, header.seq);
 }
 
 // A report that was trimmed on its way says nothing; another one is asked for in time.
 void Endpoint::settle(Time now, const wire::Header& header, std::span<const std::byte> report) {
     if (report.size() == wire::stated_payload_bytes(header)) outbox_.settle(now, header, report);
+    if (header.flags & wire::kForgotten) roster_.note_served_from(header.source, header.served_from);
 }
 
 void Endpoint::on_goodbye(Time now, const wire::Header& header, std::span<const std::byte> report) {
@@ -160,7 +188,8 @@ void Endpoint::on_goodbye(Time now, const wire::Header& header, std::span<const 
 
 void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std::byte> payload) {
     if (header.seq == std::numeric_limits<Seq>::max()) return accounts_.reject(wire::Reject::kSeq);
-    if (const auto reason = check_data(settings_, header, payload.size())) return accounts_.reject(*reason);
+    if (const auto reason = check_data(settings_, epochs_.at(header.seq), header, payload.size()))
+        return accounts_.reject(*reason);
     accounts_.counters.traffic.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
     if (header.entry_us != wire::kNotEntered)
         note_entered(now, header.source, header.seq + 1);  // ops_ may jump
@@ -192,6 +221,9 @@ void Endpoint::note_entered(Time now, Rank rank, Seq entered) {
 
 void Endpoint::spread_news() {
     if (ops_.take_news()) outbox_.note_news();
+    if (!ops_.take_forgot()) return;
+    for (Rank rank = 0; rank < roster_.ranks(); ++rank)  // it may wait for that mean
+        if (rank != roster_.self() && roster_.present(rank) && ops_.lags(rank)) outbox_.answer(rank);
 }
 
 Time Endpoint::next_timer() const {

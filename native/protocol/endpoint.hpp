@@ -12,6 +12,8 @@
 
 #include "protocol/carry/carry.hpp"
 #include "protocol/core.hpp"
+#include "protocol/ops/attendance.hpp"
+#include "protocol/ops/epochs.hpp"
 #include "protocol/ops/memory.hpp"
 #include "protocol/ops/ops.hpp"
 #include "protocol/reports/accounts.hpp"
@@ -35,10 +37,13 @@ public:
 
     void submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) override;
     void resynced() override { ops_.resynced(); }
+    void skip_to(Seq seq) override;
+    void rejoined() override { ops_.rejoined(); }
     void skipped(Seq from, Seq until) override { carry_.skip(from, until); }
     void forget(std::uint32_t key, std::uint64_t first, std::uint64_t last) override {
         carry_.forget_means(key, first, last);
     }
+    void install(Time now, Epoch epoch) override;
     void say_goodbye() override;
     void abort(Time now) override;
     void leave() override;
@@ -59,11 +64,13 @@ public:
     StateChannel* state() override { return &state_; }
     bool contributing() const override { return ops_.contributing(); }
     std::size_t in_flight() const override { return ops_.in_flight(); }
+    Seq next_seq() const override { return ops_.next_seq(); }
+    Seq group_seq() const override { return roster_.group_seq(ops_.next_seq()); }
 
     // For callers that drive several endpoints: see Ops.
     const Ops& ops() const { return ops_; }
+    const Epochs& epochs() const { return epochs_; }
     void expect(const Terms& terms) { ops_.expect(terms); }
-    void skip_to(Seq seq);
     void close(Time now, Seq seq);
     void reduce(Time now, Seq seq, std::uint32_t bucket_len, bool non_finite,
                 const std::function<void(Reduction&)>& put);
@@ -72,6 +79,7 @@ public:
 
 private:
     void refuse(Time now, Ticket ticket, std::span<float> bucket, Status status);
+    void refuse_epoch(const wire::Header& header, const Epoch& ours);
     void on_feedback(Time now, const wire::Header& header, std::span<const std::byte> report);
     void settle(Time now, const wire::Header& header, std::span<const std::byte> report);
     void on_goodbye(Time now, const wire::Header& header, std::span<const std::byte> report);
@@ -81,7 +89,9 @@ private:
 
     const Settings settings_;
     Memory memory_;  // declared before the ops because their blocks return to it
+    Epochs epochs_;
     Roster roster_;
+    Attendance attendance_;
     Links links_;
     Accounts accounts_;
     PeerPools pools_;

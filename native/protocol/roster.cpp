@@ -7,7 +7,7 @@ namespace tailcut {
 namespace {
 
 // A rank is silent after this many ops in a row have ended without a word from it.
-constexpr int kSilentOps = 3;
+constexpr int kSilentOps = 2;
 
 }  // namespace
 
@@ -15,11 +15,18 @@ Roster::Roster(const Shape& shape, Seq first_seq) : self_(shape.self), members_(
     for (Member& member : members_) member.entered = first_seq;
 }
 
+bool Roster::hears_nobody() const {
+    if (silent_count_ == 0) return false;
+    for (Rank rank = 0; rank < ranks(); ++rank)
+        if (rank != self_ && present(rank)) return false;
+    return true;
+}
+
 std::uint8_t Roster::least_incast() const {
     if (limiting_count_ == 0) return 0;
     std::uint8_t least = 0;
     for (const Member& member : members_)
-        if (member.incast != 0 && !member.silent)
+        if (member.incast != 0 && !member.silent())
             least = least == 0 ? member.incast : std::min(least, member.incast);
     return least;
 }
@@ -27,7 +34,7 @@ std::uint8_t Roster::least_incast() const {
 Seq Roster::group_seq(Seq own) const {
     std::vector<Seq> entered;
     for (Rank rank = 0; rank < ranks(); ++rank)
-        if (rank != self_ && present(rank)) entered.push_back(members_[rank].entered);
+        if (rank != self_ && !silent(rank)) entered.push_back(members_[rank].entered);
     if (entered.empty()) return own;
     const std::size_t majority = (entered.size() + 1) / 2;
     std::nth_element(entered.begin(), entered.begin() + static_cast<std::ptrdiff_t>(majority - 1),
@@ -44,8 +51,7 @@ void Roster::hear(Time now, Rank rank, std::uint8_t incast) {
     Member& member = members_[rank];
     member.heard_at = heard_at_ = now;
     member.quiet_ops = 0;
-    silent_count_ -= member.silent;
-    member.silent = false;
+    set(rank, &Member::quiet, false);
     limiting_count_ += incast != 0;
     limiting_count_ -= member.incast != 0;
     member.incast = incast;
@@ -61,6 +67,13 @@ bool Roster::note_entered(Rank rank, Seq entered) {
     return true;
 }
 
+void Roster::set(Rank rank, bool Member::* why, bool is) {
+    Member& member = members_[rank];
+    silent_count_ -= member.silent();
+    member.*why = is;
+    silent_count_ += member.silent();
+}
+
 void Roster::note_leaving(Rank rank, Seq from) {
     members_[rank].leaving = true;
     members_[rank].leaves_at = from;
@@ -70,8 +83,7 @@ void Roster::note_partial(Time entered_at) {
     for (Rank rank = 0; rank < ranks(); ++rank) {
         Member& member = members_[rank];
         if (rank == self_ || member.heard_at >= entered_at || ++member.quiet_ops != kSilentOps) continue;
-        member.silent = true;
-        ++silent_count_;
+        set(rank, &Member::quiet, true);
     }
 }
 

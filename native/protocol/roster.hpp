@@ -17,12 +17,15 @@ public:
         Seq entered = 0;       // ops it is known to have entered
         Seq leaves_at = 0;     // if it has said goodbye: the first op that it does not enter
         bool leaving = false;  // it has said goodbye
-        bool silent = false;   // several ops have ended without a word from it: it is not waited for
+        bool quiet = false;    // several ops have ended without a word from it
+        bool lost = false;     // it is too far behind to serve its shard
         int quiet_ops = 0;     // ops in a row that ended without a word from it
         Time heard_at = -1;
         std::uint8_t incast = 0;  // senders it accepts at once; 0: any number
+        Seq served_from = 0;      // means of earlier ops are gone, as far as it has said
 
         bool left(Seq seq) const { return leaving && seq >= leaves_at; }
+        bool silent() const { return quiet || lost; }  // it is not waited for
     };
 
     Roster(const Shape& shape, Seq first_seq);
@@ -30,9 +33,15 @@ public:
     Rank self() const { return self_; }
     Rank ranks() const { return static_cast<Rank>(members_.size()); }
     const Member& operator[](Rank rank) const { return members_[rank]; }
-    bool silent(Rank rank) const { return members_[rank].silent; }
+    bool silent(Rank rank) const { return members_[rank].silent(); }
     std::size_t silent_count() const { return silent_count_; }
-    bool present(Rank rank) const { return !members_[rank].silent && !members_[rank].leaving; }
+    bool present(Rank rank) const { return !silent(rank) && !members_[rank].leaving; }
+    bool hears_nobody() const;  // everybody else is silent, or has left while somebody is silent
+    // Whether its mean of an op that is over may still come.
+    bool serves(Rank rank, Seq seq) const {
+        const Member& member = members_[rank];
+        return !member.silent() && !member.left(seq) && seq >= member.served_from;
+    }
     Time heard_at() const { return heard_at_; }  // when anybody was last heard
     // How long it takes to find a packet lost and send it again, twice; 0: nothing is sent again.
     Duration repeat_time() const { return repeat_time_; }
@@ -40,21 +49,25 @@ public:
     std::uint8_t least_incast() const;
     const LrScale& lr_scale() const { return lr_scale_; }  // the latest that anybody has announced
 
-    // Rule 3: the op that at least half of those present have reached, this rank included. When four or more
-    // are present, one rank alone cannot drag us along.
+    // Rule 3: the op that at least half of the others have reached, without silent ones. When four or more are
+    // there, one rank alone cannot drag us along. Who has said goodbye still serves what it has entered.
     Seq group_seq(Seq own) const;
     Seq behind_ops(Seq own) const;
 
     void hear(Time now, Rank rank, std::uint8_t incast);
     void hear(const LrScale& told, Seq by);
     bool note_entered(Rank rank, Seq entered);  // returns whether that is news
+    void note_served_from(Rank rank, Seq from) { members_[rank].served_from = from; }
     void note_leaving(Rank rank, Seq from);
     // An op that we entered at this time has ended without all: ranks that were not heard since then may be
     // silent.
     void note_partial(Time entered_at);
+    void note_lost(Rank rank, bool lost) { set(rank, &Member::lost, lost); }
     void set_repeat_time(Duration time) { repeat_time_ = time; }
 
 private:
+    void set(Rank rank, bool Member::* why, bool is);
+
     const Rank self_;
     std::vector<Member> members_;
     std::size_t silent_count_ = 0, limiting_count_ = 0;

@@ -1,6 +1,7 @@
 // What an endpoint is told when it begins. None of it changes afterwards.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -31,9 +32,15 @@ struct Settings {
     bool resend = true;    // send lost packets again while their stage is open
     bool carry = true;     // rule 9: what is late for a bucket with a key enters its next op
     bool stand_in = true;  // a share of the own gradient stands in for a late mean; off in tests only
+    bool attendance =
+        true;  // SCATTER awaits only ranks that were on time before; else all that are not silent
     bool record_fates = false;
     Rank rows = 1;        // rows of a grid; 1: a flat group
     bool elided = false;  // simulations only: packets carry no values
+
+    // What is late is kept for fewer ops than means are: it takes more memory, and an owner that was away for
+    // long must not apply all of that time at once.
+    Seq late_ops() const { return std::max(std::min<Seq>(window_ops, 64), window_ops / 16); }
 };
 
 }  // namespace tailcut

@@ -24,7 +24,7 @@ enum Offset : std::size_t {
     kAtEpoch = 14,
     kAtNumber = 16,
     kAtSeq = 20,
-    kAtKey = 24,        // / error_energy / blob_id, 8 bytes
+    kAtKey = 24,        // / error_energy or served_from / blob_id, 8 bytes
     kAtBucketLen = 28,  // / arrival_us
     kAtFirst = 32,      // / echo_us / blob_first, 8 bytes
     kAtCount = 36,      // / latest, 4 bytes
@@ -45,7 +45,7 @@ std::uint16_t known_flags(std::uint8_t type) {
     if (type == static_cast<std::uint8_t>(Type::kData))
         return kReplyWanted | kGatherStage | kEmpty | kNonFinite | kLastPart | kOver | kMulticast | kVerdict;
     if (type == static_cast<std::uint8_t>(Type::kState)) return kAnswer | kAbsent;
-    return kReplyWanted | kGoodbyeKnown | kCutsListed |
+    return kReplyWanted | kGoodbyeKnown | kCutsListed | kForgotten |
            (type == static_cast<std::uint8_t>(Type::kFeedback) ? kMulticast : 0);
 }
 
@@ -141,7 +141,10 @@ HeaderBytes pack(const Header& header) {
         put(bytes, kAtScale, header.blob_bytes);
         put(bytes, kAtLossScaleTag, header.edition);
     } else {
-        put(bytes, kAtKey, header.error_energy);
+        if (header.flags & kForgotten)
+            put(bytes, kAtKey, header.served_from);
+        else
+            put(bytes, kAtKey, header.error_energy);
         put(bytes, kAtBucketLen, header.arrival_us);
         put(bytes, kAtFirst, header.echo_us);
         put(bytes, kAtCount, header.latest);
@@ -215,7 +218,10 @@ Parsed parse(std::span<const std::byte> datagram) {
         take(header.edition, kAtLossScaleTag);
         if (!sound_state(header)) return refuse(Reject::kShape);
     } else {
-        take(header.error_energy, kAtKey);
+        if (header.flags & kForgotten)
+            take(header.served_from, kAtKey);
+        else
+            take(header.error_energy, kAtKey);
         take(header.arrival_us, kAtBucketLen);
         take(header.echo_us, kAtFirst);
         take(header.latest, kAtCount);

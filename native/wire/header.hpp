@@ -31,6 +31,7 @@ enum Flag : std::uint16_t {
     // FEEDBACK, GOODBYE
     kGoodbyeKnown = 1,  // the destination's GOODBYE has been heard
     kCutsListed = 2,    // the second half of the payload lists means that came trimmed
+    kForgotten = 4,     // served_from stands in the place of error_energy
     // STATE
     kAnswer = 1,  // set: a run of a blob; clear: a request for one
     kAbsent = 2,  // on an answer: the source does not offer the blob
@@ -56,7 +57,7 @@ enum class Reject : std::uint8_t {
     kLate,       // W10: a contribution to a closed SCATTER
     kPool,       // W12: an op that this rank has not reached, and no room is left to keep it
     kLength,     // W11: more bucket lengths for one op than can be told apart
-    kEpoch,      // W13: another epoch of the group, or another incarnation of the source
+    kEpoch,      // W13: another epoch than that of the op here, or another incarnation of the source
     kAddress,    // W14: it did not come from an address of its source; the driver checks this
     kCount,
 };
@@ -67,9 +68,10 @@ struct Header {
     // all
     Type type = Type::kData;
     std::uint16_t flags = 0;
-    std::uint8_t incast = 0;        // senders that the source accepts at once; 0: unstated
-    std::uint64_t group_tag = 0;    // 48 bits
-    std::uint16_t epoch = 0;        // which agreement on the owners the source follows
+    std::uint8_t incast = 0;      // senders that the source accepts at once; 0: unstated
+    std::uint64_t group_tag = 0;  // 48 bits
+    // Which agreement on the owners: in DATA that of the op, else the latest that the source knows of.
+    std::uint16_t epoch = 0;
     std::uint16_t incarnation = 0;  // which incarnation of the source sent it
     std::uint16_t source = 0;
     std::uint32_t number = 0;  // of the datagram, counted per source and destination; but see kMulticast
@@ -111,6 +113,7 @@ struct Header {
     // ended, and that op's seq modulo 2^16.
     float error_energy = 0;
     std::uint16_t error_op = 0;
+    std::uint32_t served_from = 0;  // with kForgotten: the source has no means of earlier ops any more
 
     // STATE: a run of the bytes of a blob
     std::uint64_t blob_id = 0;

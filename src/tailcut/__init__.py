@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tailcut.simulation.network import Bursts, BurstyLoss, NeighbourFlows, Partition, RateChange, Wan
     from tailcut.simulation.run import Policy, Simulation, simulate
     from tailcut.simulation.scenario import Freeze, Hang, Scenario
-    from tailcut.stats import OpBounds, Stats
+    from tailcut.stats import OpBounds, Standing, Stats
     from tailcut.store import FileStore, Store
 
     __version__: str
@@ -49,6 +49,7 @@ __all__ = [
     "Scenario",
     "Simulation",
     "StageReport",
+    "Standing",
     "Stats",
     "Store",
     "TailcutError",
@@ -72,7 +73,7 @@ _HOMES = {
     "simulation.network": ("Bursts", "BurstyLoss", "NeighbourFlows", "Partition", "RateChange", "Wan"),
     "simulation.run": ("Policy", "Simulation", "simulate"),
     "simulation.scenario": ("Freeze", "Hang", "Scenario"),
-    "stats": ("OpBounds", "Stats"),
+    "stats": ("OpBounds", "Standing", "Stats"),
     "store": ("FileStore", "Store"),
 }
 

@@ -117,9 +117,10 @@ class Config:
     """An op ends at the latest this long after the rank's own call. A lower value waits less for slow ranks
     and loses more."""
 
-    window_ops: int = _setting("window_ops", int, 64, _between(1, 1 << 16), agreed=True)
-    """A rank may be this many ops behind and still finds its results. Make it at least twice the number of
-    ops that a rank keeps in flight. A higher value keeps more history."""
+    window_ops: int = _setting("window_ops", int, 1024, _between(1, 1 << 16), agreed=True)
+    """A rank may be this many ops behind and still finds its results, as far as ``pool_bytes`` holds them.
+    With ``attach`` it is for steps of four buckets, and grows with the buckets of the model. Make it at least
+    twice the number of ops that a rank keeps in flight. A higher value keeps more history."""
 
     pool_bytes: int = _setting("pool_bytes", int, 256 << 20, _at_least(1 << 16))
     """The most memory for ops that this rank has not reached and for results that late peers need. It is
@@ -192,6 +193,10 @@ class Config:
     """What becomes of contributions and means that come after their stage has ended. "carry" adds them to the
     next op of the same bucket, so that nothing is lost in the end (docs/late.md). "discard" drops them. Only
     buckets with a key are carried, which those of ``attach`` have. Groups in rows discard."""
+
+    rejoin: bool = _setting("rejoin", flag, True, _YES_OR_NO, agreed=True)
+    """With ``attach`` and its optimizer: whether a rank that is more than ``window_ops`` behind fetches the
+    state of the others and goes on there (docs/resync.md). Without it the rank gets a ``BehindError``."""
 
     reliable: tuple[str, ...] = _setting("reliable", patterns, (), _PATTERNS, agreed=True)
     """With ``attach``: patterns of the names of parameters, such as ``("*.norm.*",)``; the variable has them

@@ -85,7 +85,7 @@ def quality_of(energies: _native.Energies, *, ranks: int, live: int, rows: int =
         missing_all = void > 0 or e.void_coords > 0 or e.unseen_coords > 0
         return Quality(Epsilon(lost=1.0), 0.0) if missing_all else PERFECT
     if e.mean <= 0 or e.contributed <= 0:  # nothing of the own shard came
-        return Quality(Epsilon(lost=(void + lost) / (void + received)), 0.0)
+        return Quality(Epsilon(lost=_share(void + lost, void + received)), 0.0)
     # Measured squares are those of the mean of all rows, nominal ones are those of the mean of one row.
     averaged = rows if e.coords else 1
     count = rows * e.contributed / e.sampled  # the number of contributions in a mean

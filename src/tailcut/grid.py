@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 LEAST_RANKS = 128
 """Smaller groups are flat. A grid saves packets and peers, and a small group has few of both. In return, a
-dead rank costs its row a whole shard."""
+dead rank costs its row a whole shard until the others own it."""
 
 LEAST_ROWS = 4
 """A grid with fewer or shorter rows saves too little."""

@@ -101,6 +101,7 @@ class Group:
         *,
         reliable: Sequence[Run] = (),
         loss_scale: float = 0.0,
+        contribute: bool = True,
     ) -> Work:
         """Start averaging ``array`` over the ranks, in place, and return at once. Between hosts the mean may
         err by ``config.budget``, which suits gradients. With ``planes=16`` it errs by 1e-9, with
@@ -115,6 +116,11 @@ class Group:
 
         ``loss_scale`` is what the loss was multiplied by, the same on all ranks; 0 is none. What was late for
         an op with another scale is multiplied by the ratio of the two before it is added.
+
+        With ``contribute=False`` the rank abstains: the values of ``array`` count for nothing, and it only
+        takes the mean. A rank that is behind takes what it has missed in this way (``behind_ops``). It waits
+        for means that the others have kept up to ``config.deadline_s``. If some are gone, the op ends soon,
+        with the status partial.
         """
         bucket = bucket_of(array)
         for first, count in reliable:
@@ -122,7 +128,7 @@ class Group:
                 raise ConfigError(
                     f"reliable has {count} coordinates from {first} on, and the array has {bucket.size}"
                 )
-        return Work(self, self._ops.submit(bucket, key, reliable, loss_scale))
+        return Work(self, self._ops.submit(bucket, key, reliable, loss_scale, contribute))
 
     def skipped(self, reports: Iterable[Report]) -> None:
         """Declare that nobody applied the results of these ops, for instance for an Inf in one of them.
@@ -136,6 +142,12 @@ class Group:
     def resynced(self) -> None:
         """Declare that this rank's state was copied from a peer: it contributes again."""
         self._ops.resynced()
+
+    @property
+    def behind_ops(self) -> int:
+        """How many ops at least half of the other ranks have entered and this one has not, as far as it has
+        heard. It never blocks. In a grid it is always 0."""
+        return self._ops.behind_ops
 
     def describe(self) -> str:
         """What this group will do: its effective configuration, on one line."""

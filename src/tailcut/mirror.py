@@ -109,7 +109,7 @@ class Link(NamedTuple):
     """When it entered the op, as far as its packets told, since this rank's own entry; negative: before
     it."""
     silent: bool = False
-    """Nothing has been heard from it for 3 ops: early exits do not wait for it."""
+    """Nothing has been heard from it for 2 ops: nothing is waited for from it."""
     abstained: bool = False
     """It said that it contributes nothing."""
     scatter: LinkStage = LinkStage()
@@ -125,6 +125,13 @@ class Link(NamedTuple):
     lacked_frac: float = 0.0
     """The share of this rank's mean that it says it lacked in an op; the largest one told since the last
     report."""
+    awaited: bool = True
+    """SCATTER of this rank's shard waited for its contribution: one of its last two to the bucket came within
+    the bound."""
+    behind_ops: int = 0
+    """How many ops up to this one it has not entered, as far as is known."""
+    left: bool = False
+    """It has said goodbye to the group."""
 
     @property
     def sent_lost_frac(self) -> float:

@@ -65,6 +65,10 @@ class Report:
     key: Hashable = None
     """The bucket's key, as passed to ``allreduce``."""
     contributed: bool = True
+    epoch: int = 0
+    """The number of the agreement on the owners that the op went by (docs/epochs.md)."""
+    heard_epoch: int = 0
+    """The latest number that any rank has spoken of."""
     non_finite: bool = False
     """Some rank's bucket held an Inf or a NaN. So does the result, on every rank that learned of it."""
     lost_frac: float = 0.0
@@ -184,6 +188,8 @@ def _from_native(
         elapsed_s=elapsed_s,
         key=key,
         contributed=native.contributed,
+        epoch=native.epoch,
+        heard_epoch=native.heard_epoch,
         non_finite=native.non_finite,
         lost_frac=(gather.missing + gather.empty) / length if length else 0.0,
         epsilon=quality.epsilon,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tailcut.epsilon import NO_ERROR, Epsilon
 from tailcut.mirror import NO_TRAFFIC, Traffic, plain, summed
@@ -24,6 +24,39 @@ class OpBounds(NamedTuple):
     gather_grace_s: float
     deadline_s: float
     """The longest op, from the rank's own entry."""
+
+
+StandingName = Literal["on time", "late", "slow", "stuck", "dead"]
+"""late: its contribution was not used. slow: so it was in more than ``Config.straggler_share`` of the latest
+ops. stuck: its engine answers, and its program enters no op. dead: it is silent, so it may also be frozen or
+cut off."""
+
+
+class Standing(NamedTuple):
+    """How a rank stands with the group, as this rank sees it."""
+
+    name: StandingName = "on time"
+    since_op: int | None = None
+    """The op with which that began; None if the rank is on time."""
+    for_s: float = 0.0
+    """How long it has lasted, up to the latest op."""
+    unused_ops: int = 0
+    """Ops of the whole run whose mean of this rank's shard lacked its contribution."""
+    waited_s: float = 0.0
+    """How long this rank's shard has waited for it in vain, longer than SCATTER usually takes."""
+    returns: int = 0
+    """How often it came back after it was stuck or dead."""
+
+    def __str__(self) -> str:
+        text: str = self.name
+        if self.since_op is not None:
+            text += f" since op {self.since_op} ({self.for_s:.3g} s)"
+        if self.returns:
+            text += f", back {self.returns} time{'s' * (self.returns > 1)}"
+        return f"{text}, {self.unused_ops} ops without its contribution, {self.waited_s:.2g} s waited for it"
+
+
+ON_TIME_STANDING = Standing()
 
 
 @dataclass
@@ -77,15 +110,27 @@ class Stats:
     result."""
     uncorrected_packets: int = 0
     """Packets received that a switch had trimmed without correcting their lengths."""
+    epoch: int = 0
+    """The number of the agreement on the owners of shards that the last op went by (docs/epochs.md)."""
+    owner_weights: tuple[int, ...] = ()
+    """By rank: how much it owns in that epoch, relative to the others; empty where there are no epochs."""
     drift: float = 0.0
     """With ``attach``: how far this replica is from the others, relative to the norm of its parameters. It is
     estimated, from blocks that were compared in turns (docs/resync.md)."""
+    skipped_steps: int = 0
+    """With ``attach``: steps of the others that this rank did not compute. It took their means instead
+    (docs/pytorch.md)."""
     resynced_blocks: int = 0
     """Blocks of this replica that differed and were corrected."""
     resynced_bytes: int = 0
     """What was copied to correct blocks, and by ``resync()`` between ranks."""
+    rejoins: int = 0
+    """With ``attach``: how often this rank was further behind than the window and fetched the state of the
+    others (docs/resync.md)."""
+    rejoined_bytes: int = 0
+    """What it has fetched for that."""
     contributing: bool = True
-    """False after this rank was too far behind, until ``resynced()``."""
+    """False after this rank was too far behind, until it has rejoined or ``resynced()`` is called."""
     rejected: dict[str, int] = field(default_factory=dict)
     """Datagrams dropped, by reason (docs/wire-format.md)."""
     blocked_sends: int = 0
@@ -112,6 +157,9 @@ class Stats:
     """1/(1 + ε), announced by rank 0 and equal on all ranks: an optional factor for the learning rate."""
     verdicts: tuple[dict[str, int], ...] = ()
     """By rank: in how many ops it was on time, compute-late, network-late, lossy or silent."""
+    standings: tuple[Standing, ...] = ()
+    """By rank: whether it is on time, late, slow, stuck or dead, since when, and what that has cost. Ranks
+    outside the row of a grid are on time."""
     drop_share: tuple[float, ...] = ()
     """By rank: the share of the last 100 ops in which its contribution to this rank's shard was not used."""
 
@@ -124,18 +172,20 @@ class Stats:
         text = f"{self.ops} ops, {self.partial_ops} partial, {self.lost_frac:.2%} of the results lost, "
         text += f"{self.short_means} means without somebody's part; "
         sent, received = self.traffic.sent_bytes, self.traffic.received_bytes
-        text += f"{_with_unit(sent)} sent, {_with_unit(received)} received"
+        text += f"{with_unit(sent)} sent, {with_unit(received)} received"
         if self.budget:
             text += (
                 f"; this run spent {self.epsilon.total:.1%} of its {self.budget:.1%}{self.epsilon.sources()}"
             )
         if self.drift or self.resynced_bytes:
-            text += f"; drift {self.drift:.1g}, {_with_unit(self.resynced_bytes)} resynced"
+            text += f"; drift {self.drift:.1g}, {with_unit(self.resynced_bytes)} resynced"
+        if self.rejoins:
+            text += f"; rejoined {self.rejoins} times, with {with_unit(self.rejoined_bytes)}"
         text += "".join(f"; {note}" for note in self._notes())
         return text if self.contributing else f"{text}; too far behind, contributes nothing until resynced"
 
     def _notes(self) -> list[str]:
-        """Notes on the worst three of the ranks that were often late, lossy or silent."""
+        """Notes on the worst three of the ranks that are in trouble, or often were."""
         often = []
         for rank, counts in enumerate(self.verdicts):
             faults = {verdict: count for verdict, count in counts.items() if verdict != "on time" and count}
@@ -143,9 +193,15 @@ class Stats:
                 often.append((sum(faults.values()), rank, faults))
         worst = sorted(often, key=lambda fault: (-fault[0], fault[1]))[:3]
         return [
-            f"rank {rank}: " + ", ".join(f"{verdict} in {count} ops" for verdict, count in faults.items())
+            f"rank {rank}: "
+            + ", ".join(f"{verdict} in {count} ops" for verdict, count in faults.items())
+            + self._standing_of(rank)
             for _, rank, faults in worst
         ]
+
+    def _standing_of(self, rank: int) -> str:
+        standing = self.standings[rank] if rank < len(self.standings) else ON_TIME_STANDING
+        return f" ({standing})" if standing.unused_ops else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Every field and ``lost_frac`` by name, as values that JSON has. Named tuples (``traffic``,
@@ -169,8 +225,8 @@ class Stats:
         )
 
 
-_LEVELS = ("pool_used_bytes", "memory_bytes")
-"""Fields that say what is in use now, and so do not add up."""
+_LEVELS = ("epoch", "pool_used_bytes", "memory_bytes")
+"""Fields that say how it is now, and so do not add up."""
 
 _COUNTS = tuple(f.name for f in fields(Stats) if type(f.default) in (int, Traffic) and f.name not in _LEVELS)
 
@@ -178,7 +234,8 @@ _OFTEN = 0.01
 """A rank's verdicts are mentioned if more than this share of its ops had a fault."""
 
 
-def _with_unit(count_bytes: float) -> str:
+def with_unit(count_bytes: float) -> str:
+    """A number of bytes as a person reads it."""
     for unit in ("B", "kB", "MB"):
         if count_bytes < 1000:
             return f"{count_bytes:.3g} {unit}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 import time
@@ -22,6 +23,15 @@ class Store(Protocol):
 
     def set(self, key: str, value: bytes, /) -> object: ...
     def get(self, key: str, /) -> bytes: ...
+
+
+class ComparingStore(Store, Protocol):
+    """A store through which ranks can also agree (docs/epochs.md)."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Set the key to ``desired`` if its value is ``expected``, or if there is none and ``expected`` is
+        empty, as one step. Returns the value after that; ``expected`` if there is none."""
+        ...
 
 
 def try_get(store: Store, key: str) -> bytes | None:
@@ -58,6 +68,19 @@ class FileStore:
         except BaseException:
             os.unlink(name)
             raise
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Set the key to ``desired`` if its value is ``expected``, or if there is none and ``expected`` is
+        empty, as one step. Returns the value after that; ``expected`` if there is none."""
+        with open(self._directory / ".compare_set", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file, and with a process that dies
+            present = try_get(self, key)
+            if present is None and expected:
+                return expected.encode()
+            if present is not None and present != expected.encode():
+                return present
+            self.set(key, desired.encode())
+        return desired.encode()
 
     def check(self, keys: list[str]) -> bool:
         """Whether all keys are there."""

@@ -170,7 +170,8 @@ void Host::submit(Time now, std::uint32_t length, const Terms& terms) {
 
 // Counts memory outside of the pool: ops in flight, and ops of the window that a peer in them still awaits.
 void Host::note_entry(Ticket newest, std::uint32_t length) {
-    const Layout layout{length, settings_.shape.ranks};
+    const Epoch& epoch = endpoint.epochs().at(endpoint.ops().next_seq() - 1);
+    const Layout layout{length, settings_.shape.ranks, epoch.owners()};
     std::size_t floats = owned_floats(settings_.codec, layout) + 16;
     // Means that are not complete, or contributions that were overwritten before they were delivered.
     floats += length + 16 * (codec::Blocks(length).count() + 2 * layout.ranks);
@@ -318,11 +319,13 @@ void Host::check_data(const wire::Header& header, const Outgoing& out) const {
     const Shape& shape = settings_.shape;
     const bool gather = header.stage() == wire::Stage::kGather;
     MUST(header.shard < shape.ranks);
-    const Plan plan(shape, header.seq, bucket_of(header));
+    const Plan plan(shape, header.seq, bucket_of(header), endpoint.epochs().at(header.seq));
+    MUST(header.epoch == plan.epoch.number);
+    MUST(plan.layout.owned(header.shard));
     MUST(plan.owner(header.shard) == (gather ? shape.self : out.to.rank()));
     MUST(gather || header.entry_us != wire::kNotEntered);
     MUST(header.count > 0 || header.empty());
-    const std::uint32_t length = Layout{header.bucket_len, shape.ranks}.length(header.shard);
+    const std::uint32_t length = plan.layout.length(header.shard);
     MUST(header.first % kGranule == 0 && header.first + std::uint64_t{header.count} <= length);
     MUST(header.count % kGranule == 0 || header.first + header.count == length);
     MUST(header.empty() || header.codec == settings_.codec);
@@ -340,6 +343,7 @@ private:
     void step();
     void submit();
     void heed();
+    void install(Host& host);
     void forge();
     void flood();
     void raw();
@@ -467,14 +471,32 @@ void Group::step() {
 void Group::heed() {
     Host& host = any_host();
     const Seq next = host.endpoint.ops().next_seq();
-    switch (script_.below(3)) {
+    switch (script_.below(4)) {
         case 0:
             return host.endpoint.resynced();
+        case 2:
+            return install(host);
         case 1:
             return host.endpoint.skipped(next - std::min<Seq>(next, 3), next);
         default:
             return host.endpoint.forget(script_.below(3), 64 * script_.below(8), 64 * script_.below(8));
     }
+}
+
+// Ranks may be told of different ones: nothing that others do may break one.
+void Group::install(Host& host) {
+    const Seq next = host.endpoint.ops().next_seq();
+    Epoch epoch;
+    epoch.number = static_cast<std::uint16_t>(host.endpoint.epochs().latest().number + 1);
+    epoch.first_seq = next - std::min<Seq>(next, 2) + script_.below(5);
+    std::vector<std::uint16_t> weights;
+    for (Rank rank = 0; rank < ranks_; ++rank)
+        weights.push_back(static_cast<std::uint16_t>(script_.below(3)));
+    weights[script_.below(ranks_)] = 1;
+    for (const std::uint16_t weight : weights) epoch.members.push_back(weight > 0 || script_.below(2) > 0);
+    epoch.weights.emplace(weights);
+    host.endpoint.install(now_, std::move(epoch));
+    host.take_reports();
 }
 
 void Group::submit() {
@@ -505,10 +527,12 @@ wire::Header Group::any_header(Rank destination) {
     const std::uint32_t length = script_.below(kLengths.size() + 1);
     header.bucket_len = length < kLengths.size() ? kLengths[length] : script_.take<std::uint32_t>();
     header.key = header.seq % 3;
+    const Epoch& epoch = hosts_[destination]->endpoint.epochs().at(header.seq);
+    header.epoch = epoch.number;
     const Shape shape{destination, ranks_, seed_};
     const Rank owner = header.flags & wire::kGatherStage ? header.source : destination;
     header.shard = kind >= 128 ? static_cast<Rank>(script_.below(8))
-                               : Plan(shape, header.seq, bucket_of(header)).shard_of(owner % ranks_);
+                               : Plan(shape, header.seq, bucket_of(header), epoch).shard_of(owner % ranks_);
     const std::uint32_t run = script_.take<std::uint8_t>();
     header.first = run % 16 * (kGranule / 2);
     header.echo_us = script_.take<std::uint16_t>() * 64u;

@@ -34,13 +34,13 @@ class Training:
         self.steps = 0
 
     def step(self, count: int = 1, between: Callable[[], object] = lambda: None) -> None:
-        """``between`` the backward pass and the optimizer's step."""
-        for _ in range(count):
+        """``between`` the backward pass and the optimizer's step. A rank that was behind skips some."""
+        self.steps += count
+        while self.attachment.step < self.steps:
             self.optimizer.zero_grad()
-            loss_of(self.ddp, self.steps).backward()
+            loss_of(self.ddp, self.attachment.step).backward()
             between()
             self.optimizer.step()
-            self.steps += 1
 
     def apart(self) -> float:
         """The truth: how far this replica is from that of the next rank."""

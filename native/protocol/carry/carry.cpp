@@ -28,6 +28,11 @@ float rescaling(std::uint16_t from, std::uint16_t to) {
     return factor > 0 && factor < std::numeric_limits<float>::infinity() ? factor : 1;
 }
 
+// Whether what is late for a shard may enter the mean of this op, which has cut the bucket alike.
+bool enters(const LateShard& shard, const Plan& user) {
+    return shard.plan().seq != user.seq && shard.plan().bucket.epoch == user.bucket.epoch;
+}
+
 }  // namespace
 
 bool OpContext::carries(const Plan& plan) const { return carry.carries(plan); }
@@ -103,16 +108,32 @@ bool Carry::any(const Plan& user, std::uint32_t first, std::uint32_t last) const
     const Bucket* bucket = carries(user) ? find(user) : nullptr;
     return bucket &&
            std::any_of(bucket->contributions.begin(), bucket->contributions.end(), [&](const auto& entry) {
-               return entry.first != user.seq && entry.second->any(first, last);
+               return enters(*entry.second, user) && entry.second->any(first, last);
            });
 }
 
 void Carry::add_to(const Plan& user, std::uint16_t loss_scale_tag, std::uint32_t first, std::uint32_t last,
                    std::span<float> sum) {
     for (auto& [seq, shard] : find(user)->contributions)
-        if (seq != user.seq && shard->any(first, last))
+        if (enters(*shard, user) && shard->any(first, last))
             counters_.carried_contributions +=
                 shard->add_to(sum, first, last, user.seq, rescaling(shard->loss_scale_tag, loss_scale_tag));
+}
+
+void Carry::hand_over(const Plan& user, std::uint16_t loss_scale_tag, std::span<float> bucket) {
+    Bucket* late = carries(user) ? find(user) : nullptr;
+    if (!late) return;
+    for (auto& [seq, shard] : late->contributions) {
+        const Plan& plan = shard->plan();
+        const Rank own = plan.own_shard();
+        if (plan.bucket.epoch >= user.bucket.epoch || !shard->any(0, plan.layout.granules(own))) continue;
+        // It weighs as much as in its own epoch.
+        const float factor = rescaling(shard->loss_scale_tag, loss_scale_tag) *
+                             static_cast<float>(user.members()) / static_cast<float>(plan.members());
+        counters_.carried_contributions +=
+            shard->add_to(bucket.subspan(plan.layout.begin(own), plan.layout.length(own)), 0,
+                          plan.layout.granules(own), user.seq, factor);
+    }
 }
 
 // ---- means ------------------------------------------------------------------------------------------------
@@ -185,6 +206,17 @@ void Carry::skip(Seq from, Seq until) {
     }
 }
 
+void Carry::drop_from(Seq seq) {
+    for (auto& [key, bucket] : buckets_) {
+        const auto drop = [&](auto& late, const auto& value_of) {
+            for (auto at = late.lower_bound(seq); at != late.end(); at = late.erase(at))
+                count_dropped(value_of(at->second));
+        };
+        drop(bucket.contributions, [](const auto& shard) -> const LateShard& { return *shard; });
+        drop(bucket.means, [](const auto& means) -> const ReceivedMeans& { return means; });
+    }
+}
+
 void Carry::drop_all() {
     for (auto& [key, bucket] : buckets_) {
         bucket.contributions.clear();
@@ -202,7 +234,7 @@ void Carry::drop_means() {
 void Carry::retire(Seq next_seq) {
     const auto retire_old = [&](auto& late, const auto& value_of) {
         while (!late.empty() && late.begin()->first < next_seq &&
-               next_seq - late.begin()->first > window_ops_) {
+               next_seq - late.begin()->first > late_ops_) {
             count_dropped(value_of(late.begin()->second));
             late.erase(late.begin());
         }

@@ -18,10 +18,12 @@ namespace tailcut {
 class Carry {
 public:
     // Without `stands_in` zeros stand in for means that have not come.
-    Carry(bool enabled, bool stands_in, Seq window_ops, Counters& counters)
-        : enabled_(enabled), stands_in_(stands_in), window_ops_(window_ops), counters_(counters) {}
+    Carry(bool enabled, bool stands_in, Seq late_ops, Counters& counters)
+        : enabled_(enabled), stands_in_(stands_in), late_ops_(late_ops), counters_(counters) {}
 
     bool carries(const Plan& plan) const { return enabled_ && plan.bucket.key != 0; }
+    // Whether ranks that are so many ops ahead of one may have forgotten that they lack a mean of it.
+    bool too_late(Seq ahead) const { return 2 * ahead > late_ops_; }
     // The local rank enters an op. What the last op of this bucket has used was used for good, and what is left
     // of a bucket of another length cannot be applied any more.
     void enter(const Plan& plan);
@@ -40,6 +42,10 @@ public:
     // Adds E to `sum`, the coordinates of [first, last), in the order of ops and ranks.
     void add_to(const Plan& user, std::uint16_t loss_scale_tag, std::uint32_t first, std::uint32_t last,
                 std::span<float> sum);
+    // The local rank enters an op of a later epoch than E is of: the own shard was cut anew. E joins the rank's
+    // contribution, in coordinates, and so comes to the owners of now. If all contribute in the end it weighs
+    // 1/N, as it should (docs/late.md).
+    void hand_over(const Plan& user, std::uint16_t loss_scale_tag, std::span<float> bucket);
 
     // ---- means, at the receiver
     // What stands in for a mean that has not come: this share of the own gradient, <mean, own> / <own, own>.
@@ -58,9 +64,10 @@ public:
     // Nobody has applied the results of these ops: what they had used is carried again, and what is late for them is
     // void.
     void skip(Seq from, Seq until);
+    void drop_from(Seq seq);    // these ops are void
     void drop_all();            // all replicas were made equal
     void drop_means();          // this rank applies nothing of what it has missed
-    void retire(Seq next_seq);  // drops what is older than the window
+    void retire(Seq next_seq);  // drops what is late for too many ops
     bool evict();               // gives memory back, the oldest first; false if there is none
     void note_eviction() { ++counters_.evicted_late; }
 
@@ -81,7 +88,7 @@ private:
     }
 
     const bool enabled_, stands_in_;
-    const Seq window_ops_;
+    const Seq late_ops_;
     Counters& counters_;
     std::map<std::uint32_t, Bucket> buckets_;  // by key
 };

@@ -40,6 +40,7 @@ Settings column_of(Settings settings) {
     settings.shape.ranks = settings.rows;
     settings.pool_bytes /= kColumnPoolShare;
     settings.record_fates = true;  // the row must know what came
+    settings.attendance = false;   // a sum stands for many contributions
     return settings;
 }
 
@@ -127,6 +128,22 @@ void GridCore::submit(Time now, Ticket ticket, std::span<float> bucket, const Te
     terms_.key = 0;           // grids do not carry what is late (rule 9)
     terms_.reliable.clear();  // nor wait for some of a bucket
     row_.submit(now, ticket, bucket, terms_);
+    pump(now);
+}
+
+// In the column nothing is cut in another way. It is told, so that all rows hear of the epoch.
+void GridCore::install(Time now, Epoch epoch) {
+    std::vector<std::uint16_t> weights;
+    Epoch row{epoch.number, epoch.first_seq, std::nullopt, {}}, column = row;
+    for (Rank rank = row_begin_; rank < row_begin_ + row_length_; ++rank) {
+        weights.push_back(static_cast<std::uint16_t>(epoch.weights->of_first(rank, 1)));
+        row.members.push_back(epoch.members[rank]);
+    }
+    row.weights.emplace(weights);
+    for (std::size_t rank = place_; rank < epoch.members.size(); rank += row_length_)
+        column.members.push_back(epoch.members[rank]);
+    row_.install(now, std::move(row));
+    column_.install(now, std::move(column));
     pump(now);
 }
 
@@ -235,7 +252,19 @@ void GridCore::take_sums(Time now) {
         }
         enter_column(now, seq, std::move(waiting_.extract(waiting_.begin()).mapped()));
     }
+    skip_unowned();
     close_column();
+}
+
+// The column has no ops in which this place owns nothing.
+void GridCore::skip_unowned() {
+    const auto owns = [&](Seq seq) {
+        const OwnerWeights* const weights = row_.epochs().at(seq).owners();
+        return !weights || weights->of_first(place_, 1) > 0;
+    };
+    Seq next = column_.ops().next_seq();
+    while (next < row_.ops().next_seq() && !owns(next)) ++next;
+    if (next > column_.ops().next_seq()) column_.skip_to(next);
 }
 
 void GridCore::enter_column(Time now, Seq seq, ColumnOp op) {

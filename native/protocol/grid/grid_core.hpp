@@ -36,6 +36,8 @@ public:
     void resynced() override { row_.resynced(); }
     void skipped(Seq, Seq) override {}  // grids do not carry
     void forget(std::uint32_t, std::uint64_t, std::uint64_t) override {}
+    // The weights are alike in every row.
+    void install(Time now, Epoch epoch) override;
     void say_goodbye() override;
     void abort(Time now) override;
     void leave() override;
@@ -57,6 +59,8 @@ public:
     Duration rtt(Rank rank) const override;
     bool contributing() const override { return row_.contributing(); }
     std::size_t in_flight() const override { return row_.in_flight(); }
+    Seq next_seq() const override { return row_.next_seq(); }
+    Seq group_seq() const override { return row_.next_seq(); }  // grids keep no history to catch up with
 
 private:
     void on_close(Op& op, Time due) override;
@@ -66,6 +70,7 @@ private:
     void enter_column(Time now, Seq seq, ColumnOp op);
     void take_means(Time now);
     void put_mean(Time now, Seq seq, const ColumnOp& op, const RowMean* mean, bool non_finite);
+    void skip_unowned();
     void close_column();
     Terms column_terms(Duration longer) const;
 

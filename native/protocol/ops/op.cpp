@@ -40,6 +40,7 @@ void Op::set_reliable(std::span<const CoordRun> runs) {
 void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, bool contributing) {
     entered_ = true;
     contributing_ = contributing;
+    fetches_ = !terms.contribute && context_.roster.behind_ops(plan_.seq) > 0;
     bucket_ = bucket;
     bounds_ = terms.bounds;
     scatter_ = terms.scatter;
@@ -55,7 +56,8 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
     if (!holds()) hold({});
     contributions_ = context_.values.contributions(context_, plan_, scatter_, bucket);
     for (Rank peer = 0; peer < shape_.ranks; ++peer)
-        if (peer != shape_.self) steps_[peer] = contributions_->steps(plan_.shard_of(peer));
+        if (const Rank shard = plan_.shard_of(peer); peer != shape_.self && plan_.layout.owned(shard))
+            steps_[peer] = contributions_->steps(shard);
     for (Rank shard = 0; carrying() && shard < shape_.ranks; ++shard)  // the means that are here overwrite it
         means_->answered(shard).each_run(
             0, plan_.layout.granules(shard),
@@ -118,6 +120,32 @@ void Op::reduce_more(bool non_finite) {
     owned_->reduce_more();
 }
 
+bool Op::gathered() const {
+    if (!entered_ || ended_ || context_.roster.silent_count() == 0 || context_.roster.hears_nobody())
+        return false;
+    std::uint32_t silent = 0;  // granules
+    for (Rank shard = 0; shard < shape_.ranks; ++shard) {
+        if (shard == own_shard() || !context_.roster.silent(plan_.owner(shard))) continue;
+        const std::uint32_t granules = plan_.layout.granules(shard);
+        silent += granules - means_->answered(shard).count(0, granules);
+    }
+    return means_->answered_granules() + own_final() + silent == total_granules_;
+}
+
+void Op::give_up_silent(Time now) {
+    if (!owned_) return;
+    for (Rank rank = 0; rank < shape_.ranks; ++rank)
+        if (context_.roster.silent(rank)) owned_->decide(rank, now);
+}
+
+// What is reliable is waited for beyond the bound.
+Time Op::close_due_at(const Bounds& bounds) const {
+    const Bounds& own = entered_ ? bounds_ : bounds;
+    const ScatterClock& clock = owned_->clock();
+    const Time majority = clock.majority_entered_at();
+    return majority >= 0 && !reliable_.empty() ? clock.reliable_end_at(own).at : majority + own.scatter;
+}
+
 // When the own shard was reduced and the last parts of all means had come, except those of silent owners.
 Time Op::gathered_at() const {
     const Time last_parts = owned_->reduced() ? means_->last_parts_at() : kNever;
@@ -140,14 +168,26 @@ StageEnd Op::end_at() const {
     return awaits_reliable() ? StageEnd{deadline_, Ending::kDeadline} : clock_end();
 }
 
+// Whether some of the means that have not come may still do.
+bool Op::served() const {
+    for (Rank shard = 0; shard < shape_.ranks; ++shard)
+        if (shard != own_shard() && context_.roster.serves(plan_.owner(shard), plan_.seq) &&
+            !means_->has_all(shard))
+            return true;
+    return false;
+}
+
 // When the op ends if nothing is reliable.
 StageEnd Op::clock_end() const {
     StageEnd end{deadline_, Ending::kDeadline};
-    // A rank that hears nobody, not even answers, is cut off: it and the others do not wait for each other.
-    const bool deaf = context_.roster.heard_at() < entered_at_;
+    // A rank that hears nobody, not even answers, is cut off: it and the others do not wait for each other. One that
+    // owns nothing does not hear of the others' entries.
+    const bool deaf = context_.roster.heard_at() < entered_at_ || !plan_.layout.owned(own_shard());
     const Time majority = deaf ? entered_at_ : owned_->clock().majority_entered_at();
     const Duration grace = std::max(bounds_.gather_grace, context_.roster.repeat_time());
-    if (majority >= 0) {  // a late rank fetches what there is, in a round trip or two
+    if (fetches_ && !deaf && means_->lacking()) {  // it waits while an owner has what is missing
+        if (!served()) end = {std::min(end.at, entered_at_ + bounds_.gather_grace), Ending::kBound};
+    } else if (majority >= 0) {  // a late rank fetches what there is, in a round trip or two
         const Duration fetch = std::max(bounds_.gather_grace, context_.roster.repeat_time() / 4);
         const Time bound = std::max(entered_at_ + fetch, majority + bounds_.scatter + bounds_.gather);
         if (bound < end.at) end = {bound, Ending::kBound};
@@ -175,6 +215,7 @@ bool Op::next_late(Time now, Rank peer, Outgoing& out) {
     if (!steps.empty()) {
         found = put_contribution(peer, steps.front().first, out);
         if (steps.front().first >= steps.front().last) steps.pop_front();
+        if (steps.empty() && !unsent(peer)) out.header.flags |= wire::kLastPart;
     } else if (owned_) {
         found = next_mean(peer, owned_->late(peer), out);
     }
@@ -229,6 +270,7 @@ void Op::complete_header(Time now, Destination to, Outgoing& out) const {
     out.header.seq = out.parcel.seq = plan_.seq;
     out.header.bucket_len = plan_.bucket.length;
     out.header.key = plan_.bucket.key;
+    out.header.epoch = plan_.bucket.epoch;
     out.parcel.bucket = plan_.bucket;
     out.parcel.stage = out.header.stage();
     out.parcel.empty = out.header.empty();
@@ -315,7 +357,7 @@ void Op::retract(const Outgoing& out) {
 }
 
 OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool record_fates) {
-    const bool carried = context_.carries(plan_) && !is_error(status) && status != Status::kBehind;
+    const bool carried = context_.carries(plan_) && !is_error(status) && !is_void(status);
     owned_->leave_rest_empty();
     owned_->hand_back(awaited);
     report_.energies = contributions_->energies();
@@ -324,7 +366,7 @@ OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool reco
     ended_ = true;
     if (carried) end_carrying();
     if (non_finite() && !bucket_.empty()) bucket_[0] = std::numeric_limits<float>::quiet_NaN();
-    if (status == Status::kBehind) {  // a rank whose parameters are old applies no mean
+    if (is_void(status)) {  // such as that of a rank whose parameters are old
         if (!context_.elided) std::fill(bucket_.begin(), bucket_.end(), 0.0f);
         means_->drop();
     }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "protocol/ops/layout.hpp"
@@ -69,6 +70,13 @@ public:
     bool complete() const {
         return entered_ && !ended_ && means_->answered_granules() + own_final() == total_granules_;
     }
+    // All means have come except those of silent owners. They are waited for if nobody else is there either.
+    bool gathered() const;
+    // The ranks that have become silent are not waited for.
+    void give_up_silent(Time now);
+    // Tells once that SCATTER of the own shard has closed.
+    bool take_closed() { return closed() && !std::exchange(close_told_, true); }
+    std::vector<bool> came_by_close() const { return owned_->came(); }
     // `bounds` apply if the local rank has not entered the op.
     StageEnd close_at(const Bounds& bounds) const {
         return owned_ ? owned_->close_at(entered_ ? bounds_ : bounds) : StageEnd{};
@@ -84,9 +92,7 @@ public:
     // SCATTER of the own shard takes no more contributions.
     bool closed() const { return owned_ && owned_->closed(); }
     // When SCATTER would have closed without all contributions; `bounds` as in close_at().
-    Time close_due_at(const Bounds& bounds) const {
-        return owned_->clock().majority_entered_at() + (entered_ ? bounds_ : bounds).scatter;
-    }
+    Time close_due_at(const Bounds& bounds) const;
     // For a mean that is shared beyond the group: its reduction, some of which may have become final.
     Reduction& reduction() { return owned_->values(); }
     void reduce_more(bool non_finite);
@@ -174,6 +180,7 @@ private:
     void complete_header(Time now, Destination to, Outgoing& out) const;
     Time gathered_at() const;
     StageEnd clock_end() const;
+    bool served() const;
     bool awaits_reliable() const;
     void fill_report(Time now, Status status, Ending ending);
     void fill_links();
@@ -188,6 +195,7 @@ private:
 
     // the local rank
     bool entered_ = false, contributing_ = false, ended_ = false;
+    bool fetches_ = false;  // it abstains, and the others were there before: the means are history
     std::span<float> bucket_;
     Bounds bounds_;
     Coding scatter_, gather_;
@@ -201,6 +209,7 @@ private:
     std::vector<bool> end_due_;                  // by peer: it is to be told that we have ended the op
 
     std::optional<OwnedShard> owned_;
+    bool close_told_ = false;
 
     std::optional<ReceivedMeans> means_;
 

@@ -10,6 +10,7 @@
 
 #include "codec/packet_limits.hpp"
 #include "protocol/multicast/audience.hpp"
+#include "protocol/ops/epochs.hpp"
 #include "protocol/ops/memory.hpp"
 #include "protocol/ops/ownership.hpp"
 #include "protocol/ops/terms.hpp"
@@ -19,9 +20,9 @@
 
 namespace tailcut {
 
-class Values;
-
+class Attendance;
 class Carry;
+class Values;
 
 // Scratch for two stripes of the codec planes, and for what is carried; it grows to the longest that was needed.
 struct Scratch {
@@ -37,14 +38,16 @@ inline std::span<float> grown(std::vector<float>& scratch, std::size_t floats) {
 struct OpContext {
     // `limits` are by rank, followed by those of multicast if there is any.
     OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::PacketLimits> limits, bool elided,
-              const Roster& roster, const Audience& audience, Memory& memory, Values& values, Carry& carry,
-              Scratch& scratch)
+              const Epochs& epochs, const Roster& roster, const Attendance& attendance,
+              const Audience& audience, Memory& memory, Values& values, Carry& carry, Scratch& scratch)
         : shape(shape),
           codec(codec),
           limits(std::move(limits)),
           gather_limits(least_of(this->limits, shape.self)),
           elided(elided),
+          epochs(epochs),
           roster(roster),
+          attendance(attendance),
           audience(audience),
           memory(memory),
           values(values),
@@ -57,8 +60,10 @@ struct OpContext {
     const codec::PacketLimits gather_limits;  // the least of all: a mean is encoded once, for everybody
     const bool elided;                        // packets carry no values (elided_values.hpp)
 
+    const Epochs& epochs;
     const Roster& roster;
-    const Audience& audience;  // who hears our multicast
+    const Attendance& attendance;  // whom SCATTER awaits
+    const Audience& audience;      // who hears our multicast
 
     Memory& memory;
     Values& values;
@@ -66,6 +71,8 @@ struct OpContext {
     Scratch& scratch;
 
     bool carries(const Plan& plan) const;  // rule 9 applies to the op
+    // Of a bucket that is cut in the epoch of its op.
+    Plan plan(Seq seq, BucketId bucket) const { return {shape, seq, bucket, epochs.at(seq)}; }
 
     const codec::PacketLimits& limits_to(Destination to) const { return limits[to.place(shape.ranks)]; }
     // Granules of a full packet. The codec raw ignores the coding.

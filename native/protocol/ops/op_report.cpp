@@ -10,6 +10,7 @@ void Op::fill_report(Time now, Status status, Ending ending) {
     report_.seq = plan_.seq;
     report_.bucket_len = plan_.layout.bucket_len;
     report_.own_shard = own_shard();
+    report_.epoch = plan_.epoch.number;
     report_.place = shape_.self;
     report_.non_finite = non_finite();
     report_.contributed = contributing_;
@@ -50,7 +51,11 @@ void Op::fill_links() {
         LinkReport link;
         link.entered = since_entry(owned_->clock().entered_at(rank));
         link.silent = context_.roster.silent(rank);
+        link.awaited = owned_->awaited(rank);
+        if (rank != shape_.self)
+            link.behind_ops = plan_.seq + 1 - std::min(plan_.seq + 1, context_.roster[rank].entered);
         link.abstained = owned_->abstained(rank);
+        link.left = context_.roster[rank].left(plan_.seq);
         link.scatter.coords = plan_.layout.length(own_shard());
         link.scatter.missing = missing(own_shard(), owned_->delivered(rank));
         link.scatter.last = since_entry(owned_->clock().last_at(rank));
@@ -67,11 +72,13 @@ void Op::fill_links() {
 }
 
 void Op::record_fates(Status status) {
+    for (Rank shard = 0; shard < shape_.ranks; ++shard)
+        report_.granules.push_back(plan_.layout.granules(shard));
     for (Rank rank = 0; rank < shape_.ranks; ++rank) report_.contributions.push_back(owned_->arrived(rank));
     report_.held = means_->held();
     report_.held[own_shard()] = GranuleSet(plan_.layout.granules(own_shard()));
     for (const Run& run : owned_->runs())
-        if (!run.empty && status != Status::kBehind) report_.held[own_shard()].set(run.first, run.last);
+        if (!run.empty && !is_void(status)) report_.held[own_shard()].set(run.first, run.last);
 }
 
 }  // namespace tailcut

@@ -15,15 +15,17 @@ constexpr int kSweptOps = 4;  // and at this many of the older ones
 
 }  // namespace
 
-Ops::Ops(const Settings& settings, const OpContext& context, Roster& roster, const Links& links,
-         PeerPools& pools, Accounts& accounts, CloseListener* listener)
+Ops::Ops(const Settings& settings, const OpContext& context, Roster& roster, Attendance& attendance,
+         const Links& links, PeerPools& pools, Accounts& accounts, CloseListener* listener)
     : settings_(settings),
       context_(context),
       roster_(roster),
+      attendance_(attendance),
       links_(links),
       pools_(pools),
       accounts_(accounts),
       listener_(listener),
+      late_(settings.shape.ranks),
       terms_(settings.terms),
       next_seq_(settings.first_seq),
       first_timed_(settings.first_seq) {}
@@ -35,15 +37,19 @@ void Ops::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& t
     terms_len_ = static_cast<std::uint32_t>(bucket.size());
     if (terms.key != 0 && !terms.reliable.empty())
         reliable_[terms.key] = {terms_len_, terms.reliable};
-    else
+    else if (terms.contribute)
         reliable_.erase(terms.key);
     const Seq seq = next_seq_++;
     Slot& slot = slot_of(seq);
-    Op* op = variant(seq, slot, {terms_len_, terms.key}, true);
+    Op* op = variant(seq, slot, {terms_len_, terms.key, context_.epochs.at(seq).number}, true);
     if (!op->owns()) own(now, slot, *op, context_.memory.take(op->own_floats()));
     ++in_flight_;
-    context_.carry.enter(Plan(context_.shape, seq, op->bucket()));
-    op->enter(now, ticket, bucket, terms, contributing_);
+    const bool contributing = contributing_ && terms.contribute;
+    const Plan plan = context_.plan(seq, op->bucket());
+    context_.carry.enter(plan);
+    if (contributing) context_.carry.hand_over(plan, terms.loss_scale_tag, bucket);
+    if (contributing && op->closed()) attendance_.note_late(now, seq, terms.key, roster_.self());
+    op->enter(now, ticket, bucket, terms, contributing);
     for (Rank rank = 0; rank < roster_.ranks(); ++rank)
         if (roster_[rank].left(seq)) op->owner_left(rank);
     vote(now, slot, roster_.self(), op->bucket());
@@ -67,10 +73,22 @@ void Ops::jump(Time now) {
                 end(now, at->second, *op, Status::kBehind, Ending::kDeadline);
                 reports_.back().behind_ops = group - at->first;
             }
-    late_.erase(late_.begin(), late_.lower_bound(group));
+    for (auto& late : late_) late.erase(late.begin(), late.lower_bound(group));
+    served_from_ = std::max(served_from_, group);
     next_seq_ = group;
     contributing_ = false;
     context_.carry.drop_means();
+}
+
+void Ops::cut_anew(Time now, Seq from) {
+    for (auto at = slots_.lower_bound(from); at != slots_.end(); at = slots_.erase(at)) {
+        for (auto& op : at->second.variants)
+            if (op->entered() && !op->ended()) end(now, at->second, *op, Status::kVoid, Ending::kDeadline);
+        context_.carry.give_back(at->first);
+    }
+    for (auto& late : late_) late.erase(late.lower_bound(from), late.end());
+    context_.carry.drop_from(from);
+    news_ = true;
 }
 
 void Ops::skip_to(Seq seq) {
@@ -83,6 +101,10 @@ void Ops::abort(Time now) {
     for (auto& [seq, slot] : slots_)
         for (auto& op : slot.variants)
             if (op->entered() && !op->ended()) end(now, slot, *op, Status::kClosed, Ending::kDeadline);
+}
+
+bool Ops::lags(Rank rank) const {
+    return next_seq_ - std::min(next_seq_, roster_[rank].entered) > in_flight_ + kFreshOps;
 }
 
 // ---- which ops there are ----------------------------------------------------------------------------------
@@ -104,7 +126,7 @@ Op* Ops::variant(Seq seq, Slot& slot, BucketId bucket, bool own) {
         if (op->bucket() == bucket) return op.get();
     // The local rank's own bucket always finds a place.
     if (slot.variants.size() + slot.retired.size() >= kMaxVariants && !own) return nullptr;
-    slot.variants.push_back(std::make_unique<Op>(context_, Plan(context_.shape, seq, bucket), terms_.gather));
+    slot.variants.push_back(std::make_unique<Op>(context_, context_.plan(seq, bucket), terms_.gather));
     if (const auto known = reliable_.find(bucket.key);
         !own && known != reliable_.end() && known->second.first == bucket.length)
         slot.variants.back()->set_reliable(known->second.second);
@@ -143,20 +165,36 @@ Block Ops::room(std::size_t floats, wire::Stage stage, const Op& wanting, Time n
     if (!context_.memory.could_hold(floats)) return {};  // nothing that could be evicted would help
     for (;;) {
         if (Block block = context_.memory.take_pool(floats)) return block;
-        if (evict_mean() || context_.carry.evict()) continue;
+        if (evict_mean(next_seq_) || context_.carry.evict()) continue;
         if (stage == wire::Stage::kScatter || !evict_shard(wanting, now)) return {};
     }
 }
 
-bool Ops::evict_mean() {
+// The oldest goes first, so that what is left is all that is later than some op.
+bool Ops::evict_mean(Seq below) {
     const auto history = [](const auto& op) { return op->is_history(); };
     const auto slot = std::find_if(slots_.begin(), slots_.end(), [&](const auto& entry) {
         return std::any_of(entry.second.variants.begin(), entry.second.variants.end(), history);
     });
-    if (slot == slots_.end()) return false;
+    if (slot == slots_.end() || slot->first >= below) return false;
     retire_if(slot->second, [](const Op& op) { return op.is_history(); });
-    ++accounts_.counters.evicted_means;
+    note_eviction(slot->first);
     return true;
+}
+
+void Ops::note_eviction(Seq seq) {
+    ++accounts_.counters.evicted_means;
+    served_from_ = std::max(served_from_, seq + 1);
+    forgot_ = true;
+}
+
+// Takes pool memory for the mean of an op that is over.
+Block Ops::history_room(const Op& op) {
+    const std::size_t floats = op.compact_floats();
+    while (context_.memory.pool_used_bytes() + floats * sizeof(float) > settings_.pool_bytes / 4 * 3 &&
+           evict_mean(op.seq())) {
+    }
+    return context_.memory.take_pool(floats);
 }
 
 bool Ops::evict_shard(const Op& wanting, Time now) {
@@ -206,7 +244,7 @@ std::optional<wire::Reject> Ops::scatter(Time now, Slot& slot, Op& op, const wir
         if (!block) return wire::Reject::kPool;
         own(now, slot, op, std::move(block));
     }
-    if (header.flags & wire::kOver) late_.insert(header.seq);
+    if (header.flags & wire::kOver) late_[header.source].insert(header.seq);
     const Duration age = std::min(Duration{header.entry_us} * kMicrosecond, terms_.bounds.deadline);
     const auto reason = op.scatter(now, header, payload, now - age);
     if (reason != wire::Reject::kLate) return reason;
@@ -216,12 +254,14 @@ std::optional<wire::Reject> Ops::scatter(Time now, Slot& slot, Op& op, const wir
 
 std::optional<wire::Reject> Ops::note_late(Time now, const wire::Header& header,
                                            std::span<const std::byte> payload) {
-    const Plan plan(context_.shape, header.seq, bucket_of(header));
+    const Plan plan = context_.plan(header.seq, bucket_of(header));
     std::optional<wire::Reject> reason;
     if (header.stage() == wire::Stage::kGather)
         reason = context_.carry.place(now, plan, header, payload);
     else
         reason = context_.carry.contribute(plan, header, payload);
+    if (header.stage() == wire::Stage::kScatter && (header.flags & wire::kLastPart) && !header.empty())
+        attendance_.note_late(now, header.seq, header.key, header.source);
     if (!reason || reason == wire::Reject::kLate) accounts_.note_late(now, header, payload.size());
     return reason;
 }
@@ -280,7 +320,7 @@ bool Ops::overtaken(Seq seq) const {
 
 void Ops::reduce(Time now, Seq seq, std::uint32_t bucket_len, bool non_finite,
                  const std::function<void(Reduction&)>& put) {
-    Op* op = find(seq, {bucket_len, 0});
+    Op* op = find(seq, {bucket_len, 0, context_.epochs.at(seq).number});
     if (!op || op->reduced()) return;
     put(op->reduction());
     op->reduce_more(non_finite);
@@ -291,12 +331,21 @@ void Ops::reduce(Time now, Seq seq, std::uint32_t bucket_len, bool non_finite,
 // ---- the end of ops ---------------------------------------------------------------------------------------
 
 void Ops::note_closed(Op& op) {
-    if (listener_ && op.closed()) listener_->on_close(op, op.close_due_at(bounds_of(op)));
+    if (!op.closed()) return;
+    const Time due = op.close_due_at(bounds_of(op));
+    if (op.take_closed()) attendance_.note_close(op.seq(), op.bucket().key, op.came_by_close(), due);
+    if (listener_) listener_->on_close(op, due);
+    // A rank that is behind keeps only the mean, so that it can serve its shard for long.
+    if (op.entered() || !op.reduced() || op.compacted()) return;
+    if (Block smaller = context_.memory.take_pool(op.compact_floats())) op.compact(std::move(smaller));
 }
 
 void Ops::end_if_complete(Time now, Slot& slot, Op& op) {
     note_closed(op);
-    if (op.complete()) end(now, slot, op, Status::kComplete, Ending::kAll);
+    if (op.complete())
+        end(now, slot, op, Status::kComplete, Ending::kAll);
+    else if (op.gathered())
+        end(now, slot, op, Status::kPartial, Ending::kAll);
 }
 
 void Ops::end(Time now, Slot& slot, Op& op, Status status, Ending ending) {
@@ -307,13 +356,16 @@ void Ops::end(Time now, Slot& slot, Op& op, Status status, Ending ending) {
     OpReport report = op.end(now, status, ending, awaited, settings_.record_fates);
     if (status != Status::kComplete) roster_.note_partial(report.entered_at);
     accounts_.complete(report, op);
-    if (ReceivedMeans means = op.take_means(); context_.carries(means.plan())) {
+    if (status == Status::kVoid) {
+        op.take_means();
+    } else if (ReceivedMeans means = op.take_means(); context_.carries(means.plan())) {
         means.reopen();
         if (status <= Status::kPartial && !op.non_finite() && means.lacking())
             context_.carry.keep(std::move(means));
-        late_.insert(op.seq());
+        for (auto& late : late_) late.insert(op.seq());
     }
     report.lr_scale = roster_.lr_scale();
+    report.heard_epoch = context_.epochs.heard();
     if (status == Status::kLengthMismatch) {
         const BucketBallot& ballot = slot.ballot;
         for (Rank rank = 0; rank < roster_.ranks(); ++rank)
@@ -349,10 +401,10 @@ bool Ops::awaited(Seq seq, const Op& op) const {
     return false;
 }
 
-// Rule 9: whether something is owed to a peer that comes too late for the op. Half of the pool is reserved for
-// what does not.
+// Rule 9: whether something is owed to a peer that comes too late for the op. History may take three quarters of
+// the pool, and an eighth is reserved for ops that this rank has not reached.
 bool Ops::owes_late(Rank rank, const Op& op) const {
-    return op.owes_late(rank) && 2 * context_.memory.pool_used_bytes() <= settings_.pool_bytes;
+    return op.owes_late(rank) && context_.memory.pool_used_bytes() <= settings_.pool_bytes / 8 * 7;
 }
 
 template <typename Predicate>
@@ -384,17 +436,18 @@ Ops::Slots::iterator Ops::retire_some(Slots::iterator at) {
     retire_if(at->second, [&](const Op& op) { return retired(seq, op); });
     retire_if(at->second, [&](Op& op) {
         if (op.entered() && !op.ended()) return false;
+        if (next_seq_ - seq > settings_.late_ops()) op.drop_late_contributions();
         bool drop = next_seq_ - seq > settings_.window_ops;
         if (!drop && op.ended() && next_seq_ - seq > 2 && !op.compacted()) {
-            Block smaller = context_.memory.take_pool(op.compact_floats());
+            Block smaller = history_room(op);
             drop = !smaller && !awaited(seq, op);
             if (smaller) op.compact(std::move(smaller));
         }
-        accounts_.counters.evicted_means += drop && !retired(seq, op);
+        if (drop && !retired(seq, op)) note_eviction(seq);
         return drop;
     });
     if (!at->second.variants.empty()) return std::next(at);
-    late_.erase(seq);
+    for (auto& late : late_) late.erase(seq);
     return slots_.erase(at);
 }
 
@@ -454,6 +507,10 @@ void Ops::advance(Time now) {
         for (auto at = slots_.lower_bound(first_timed_); at != slots_.end(); ++at) {
             Slot& slot = at->second;
             for (auto& op : slot.variants) {
+                if (silent > 0) {
+                    op->give_up_silent(now);
+                    end_if_complete(now, slot, *op);
+                }
                 for (StageEnd close; (close = op->close_at(bounds_of(*op))).at <= now;) {
                     op->cut(now, close.by, terms_.skip_above);
                     news_ = true;

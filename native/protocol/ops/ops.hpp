@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "protocol/ops/attendance.hpp"
 #include "protocol/ops/bucket_ballot.hpp"
 #include "protocol/ops/memory.hpp"
 #include "protocol/ops/op.hpp"
@@ -41,11 +42,12 @@ public:
     };
     using Slots = std::map<Seq, Slot>;
 
-    Ops(const Settings& settings, const OpContext& context, Roster& roster, const Links& links,
-        PeerPools& pools, Accounts& accounts, CloseListener* listener);
+    Ops(const Settings& settings, const OpContext& context, Roster& roster, Attendance& attendance,
+        const Links& links, PeerPools& pools, Accounts& accounts, CloseListener* listener);
 
     // ---- the local rank
     Seq next_seq() const { return next_seq_; }
+    std::uint16_t latest_epoch() const { return context_.epochs.latest().number; }
     std::size_t in_flight() const { return in_flight_; }  // ops entered and not ended
     bool contributing() const { return contributing_; }
     bool stopped() const { return stopped_; }
@@ -53,11 +55,14 @@ public:
     void expect(const Terms& terms) { terms_ = terms; }  // of ops that this rank has not entered
     void enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms);
     void resynced();
-    void stop() { stopped_ = true; }  // no more ops are entered
+    void rejoined() { contributing_ = true; }  // what this rank holds as an owner stays
+    void stop() { stopped_ = true; }           // no more ops are entered
     // Rule 3: this rank is too far behind. What was in flight ends, next_seq() becomes the group's, and this
     // rank contributes nothing until its state has been copied from a peer, because its gradients come from
     // old parameters.
     void jump(Time now);
+    // An epoch has begun with this op: what was done in it and in later ones in an earlier epoch is void.
+    void cut_anew(Time now, Seq from);
     void skip_to(Seq seq);  // ops before this one will not be entered
     void abort(Time now);   // ends what is in flight
 
@@ -86,10 +91,15 @@ public:
     // ---- for those who send
     Slots& slots() { return slots_; }
     Op* find(Seq seq, BucketId bucket);
-    // Rule 9: ops of which something may be owed that comes too late for them.
-    std::set<Seq>& late() { return late_; }
+    // Rule 9: ops of which something may be owed to a rank that comes too late for them.
+    std::set<Seq>& late(Rank rank) { return late_[rank]; }
+    // Whether a rank is so far behind that the means of ops that are over here are history to it.
+    bool lags(Rank rank) const;
+    Seq first_timed() const { return first_timed_; }  // ops before this one are over here
+    Seq served_from() const { return served_from_; }  // means of earlier ops may be gone
     bool takes_late(Rank rank) const { return roster_.present(rank); }
-    bool take_news() { return std::exchange(news_, false); }  // there may be something to send to anybody
+    bool take_forgot() { return std::exchange(forgot_, false); }  // a mean is gone that somebody may need
+    bool take_news() { return std::exchange(news_, false); }      // there may be something to send to anybody
 
     // ---- the end of ops
     void retire();
@@ -109,7 +119,9 @@ private:
     bool owes_late(Rank rank, const Op& op) const;
     void own(Time now, Slot& slot, Op& op, Block memory);
     Block room(std::size_t floats, wire::Stage stage, const Op& wanting, Time now);
-    bool evict_mean();
+    bool evict_mean(Seq below);
+    void note_eviction(Seq seq);
+    Block history_room(const Op& op);
     bool evict_shard(const Op& wanting, Time now);
     std::optional<wire::Reject> scatter(Time now, Slot& slot, Op& op, const wire::Header& header,
                                         std::span<const std::byte> payload);
@@ -125,21 +137,23 @@ private:
     const Settings& settings_;
     const OpContext& context_;
     Roster& roster_;
+    Attendance& attendance_;
     const Links& links_;
     PeerPools& pools_;
     Accounts& accounts_;
     CloseListener* const listener_;  // or null
     Slots slots_;
-    std::set<Seq> late_;
+    std::vector<std::set<Seq>> late_;       // by rank
     Terms terms_;                           // of the latest op
     std::uint32_t terms_len_ = 0xFFFFFFFF;  // bucket length of that op
     // By key: what was reliable in the rank's latest op of this bucket, and the bucket's length.
     std::map<std::uint32_t, std::pair<std::uint32_t, std::vector<CoordRun>>> reliable_;
     Seq next_seq_;
     Seq first_timed_;  // ops before this one have no timer: they have closed and ended
-    Seq swept_ = 0;    // where retire() continues among the ops that only late peers need
+    Seq served_from_ = 0;
+    Seq swept_ = 0;  // where retire() continues among the ops that only late peers need
     std::size_t in_flight_ = 0;
-    bool contributing_ = true, stopped_ = false, news_ = false;
+    bool contributing_ = true, stopped_ = false, news_ = false, forgot_ = false;
     std::vector<OpReport> reports_;
 };
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "protocol/carry/carry.hpp"
+#include "protocol/ops/attendance.hpp"
 
 namespace tailcut {
 
@@ -18,14 +19,21 @@ OwnedShard::OwnedShard(const OpContext& context, const Plan& plan, std::unique_p
       complete_(granules_),
       final_(granules_),
       reliable_(granules_),
+      awaited_(context.attendance.awaited(plan.seq, plan.bucket.key)),
       ended_(shape_.ranks),
       left_(shape_.ranks),
+      last_came_(shape_.ranks),
       abstains_(shape_.ranks),
       decided_by_(shape_.ranks),
-      clock_(shape_.ranks),
+      clock_(shape_.ranks, static_cast<std::size_t>(std::ranges::count(awaited_, true))),
       covered_(context.audience.present),
       cursors_(shape_.ranks + 1u) {
     values_->expect(abstains_);
+    for (Rank rank = 0; rank < shape_.ranks; ++rank) {
+        if (!awaited_[rank]) decide(rank, 0);
+        // Nothing is kept for what the dead might contribute late.
+        abstains_[rank] = !plan_.epoch.member(rank) && context_.roster.silent(rank);
+    }
 }
 
 void OwnedShard::enter(Time now, float* bucket_shard, bool contributing, const Coding& gather) {
@@ -37,18 +45,27 @@ void OwnedShard::enter(Time now, float* bucket_shard, bool contributing, const C
             late->abstain(shape_.self);
     }
     values_->take_over(runs_, bucket_shard);
+    if (granules_ == 0) closed_at_ = now;
     if (reduced()) return;
     values_->enter(bucket_shard, gather);
     if (closed()) return;
     note_entry(shape_.self, now);
     clock_.note_last_part(shape_.self, now);
+    if (!contributing && stale()) close(now, Ending::kDeadline);
     if (!contributing) return abstain(shape_.self, now);
     for (std::uint32_t g = 0; g < granules_; ++g) {
         if (final_.test(g)) continue;  // closed by the clock, before the entry
         arrived_[shape_.self].set(g, g + 1);
-        decided_[g] += !complete_.test(g);
+        decided_[g] += !complete_.test(g) && !decided_by_[shape_.self];
     }
     reduce_complete(0, granules_, now);
+}
+
+std::vector<bool> OwnedShard::came() const {
+    std::vector<bool> came = last_came_;
+    for (Rank rank = 0; rank < shape_.ranks; ++rank)
+        came[rank] = came[rank] || abstains_[rank] || delivered(rank).all(0, granules_);
+    return came;
 }
 
 void OwnedShard::set_reliable(const GranuleSet& granules) {
@@ -103,13 +120,19 @@ void OwnedShard::lose(Rank rank, Time now) {
 // replica to diverge from, and the owner applies it.
 bool OwnedShard::alone() const {
     if (values_->shared_beyond_group()) return false;
+    if (stale()) return true;
     bool others = false;
     for (Rank rank = 0; rank < shape_.ranks; ++rank) {
-        if (rank == shape_.self || left_[rank]) continue;
+        if (rank == shape_.self || left_[rank] || !plan_.epoch.member(rank)) continue;
         if (!ended_[rank] && !context_.roster.silent(rank)) return false;
         others = true;
     }
     return others;
+}
+
+// Whether the others are so far ahead that they may not take the mean in any more (rule 9).
+bool OwnedShard::stale() const {
+    return context_.carries(plan_) && context_.carry.too_late(context_.roster.behind_ops(plan_.seq));
 }
 
 // Whatever is not final yet becomes EMPTY.
@@ -122,6 +145,7 @@ std::optional<wire::Reject> OwnedShard::contribute(const wire::Header& header, s
                                                    Time now) {
     const Rank from = header.source;
     if (closed() || abstains_[from]) return wire::Reject::kLate;
+    if (header.flags & wire::kLastPart) last_came_[from] = true;
     if (arrived_[from].any(first, last)) return wire::Reject::kDuplicate;
     // What is not final can take it in, even if nobody waits for it. The rest of it is late. Only raw has runs of
     // which a part is final, and their values can be cut anywhere.
@@ -164,7 +188,7 @@ bool OwnedShard::awaits_reliable() const {
     return false;
 }
 
-// The reliable granules that a rank which is not silent has still to deliver.
+// The reliable granules that a rank which is awaited has still to deliver.
 GranuleSet OwnedShard::held() const {
     GranuleSet held(granules_);
     for (Rank rank = 0; rank < shape_.ranks; ++rank) {
@@ -210,6 +234,8 @@ void OwnedShard::close_but(const GranuleSet& held, Time now, Ending ending, floa
                                          abstains_, {});
             }
             values_->hand_on(arrived, final_);
+            // What is carried is for those that apply it: if they are ahead, it enters an op that they are in.
+            if (stale() || std::find(ended_.begin(), ended_.end(), true) != ended_.end()) values_->skip();
         }
     } else if (skip_above > 0 && lacking(held) > skip_above) {
         reliable_ = GranuleSet(granules_);

@@ -21,13 +21,15 @@ public:
     // `bucket_shard` holds the own contribution, if there is one, and receives the mean in its place. The
     // memory no longer counts as the pool's.
     void enter(Time now, float* bucket_shard, bool contributing, const Coding& gather);
-    // These granules are closed by the clock only if those that lack them are silent, or short of the deadline.
+    // These granules are closed by the clock only if those that lack them are not awaited, or short of the deadline.
     void set_reliable(const GranuleSet& granules);
     void set_loss_scale_tag(std::uint16_t tag) { values_->loss_scale_tag = tag; }
     // The caller takes its shard back. What a peer has not been sent yet, or may need again, is saved.
     void hand_back(bool awaited);
     // The rank will deliver nothing more. Its missing granules are no longer waited for.
     void abstain(Rank rank, Time now);
+    // What the rank has not delivered is not waited for any more. It is late from now on.
+    void decide(Rank rank, Time now);
     // The rank will deliver nothing more in time, and will not apply the mean in time. If it has ended the op, the
     // rest of the mean is late for it and must not delay ops that are alive.
     void peer_ended(Rank rank, Time now);
@@ -43,11 +45,14 @@ public:
     // Reduces what has arrived. If so much is missing that the mean would err by more than `skip_above` of
     // its energy, what is not final becomes EMPTY instead.
     void close(Time now, Ending ending, float skip_above = 0);
-    // Whether a rank that is not silent has still to deliver a reliable granule.
+    // Whether a rank that is awaited has still to deliver a reliable granule.
     bool awaits_reliable() const;
 
     // SCATTER takes no more contributions.
     bool closed() const { return complete_granules_ == granules_; }
+    // By rank: whether its contribution had come at the close, as far as it was not lost.
+    std::vector<bool> came() const;
+    bool awaited(Rank rank) const { return awaited_[rank]; }
     Time closed_at() const { return closed_at_; }
     // When it has closed, apart from reliable granules.
     Time ended_at() const { return cut_at_ < 0 ? closed_at_ : cut_at_; }
@@ -102,9 +107,9 @@ private:
     void close_but(const GranuleSet& held, Time now, Ending ending, float skip_above);
     double lacking(const GranuleSet& held) const;
     bool alone() const;
+    bool stale() const;
     void drop_arrived();
     void lose(Rank rank, Time now);
-    void decide(Rank rank, Time now);
     void reduce_complete(std::uint32_t first, std::uint32_t last, Time now);
     void take_fresh();
     void note_non_finite();
@@ -127,7 +132,9 @@ private:
     GranuleSet complete_;                 // granules decided by all ranks, which are in reduction or final
     GranuleSet final_;                    // granules whose mean is computed
     GranuleSet reliable_;                 // granules that the clock does not close
+    const std::vector<bool> awaited_;     // by rank, when the op began
     std::vector<bool> ended_, left_;      // by rank
+    std::vector<bool> last_came_;         // by rank: the end of its contribution has come
     std::vector<bool> abstains_;          // by rank: it contributes nothing more, now or later
     std::vector<bool> decided_by_;        // by rank: what it has not delivered is not waited for
     ScatterClock clock_;

@@ -20,30 +20,35 @@ struct Shape {
 struct BucketId {
     std::uint32_t length = 0;  // coordinates
     std::uint32_t key = 0;     // hash of the bucket's key; 0: it has none
+    std::uint16_t epoch = 0;   // in which it is cut
 
     auto operator<=>(const BucketId&) const = default;
 };
 
-inline BucketId bucket_of(const wire::Header& header) { return {header.bucket_len, header.key}; }
+inline BucketId bucket_of(const wire::Header& header) {
+    return {header.bucket_len, header.key, header.epoch};
+}
 
 // What all ranks know alike of one op.
 struct Plan {
-    Plan(const Shape& shape, Seq seq, BucketId bucket)
+    Plan(const Shape& shape, Seq seq, BucketId bucket, const Epoch& epoch = kFirstEpoch)
         : seq(seq),
           bucket(bucket),
-          layout{bucket.length, shape.ranks},
+          layout{bucket.length, shape.ranks, epoch.owners(), rotation_of(shape, seq, bucket.key)},
           self(shape.self),
-          rotation(rotation_of(shape, seq, bucket.key)) {}
+          epoch(epoch) {}
 
     const Seq seq;
     const BucketId bucket;
     const Layout layout;
     const Rank self;
+    const Epoch& epoch;
 
-    Rank owner(Rank shard) const { return static_cast<Rank>((shard + rotation) % layout.ranks); }
+    Rank owner(Rank shard) const { return static_cast<Rank>((shard + layout.rotation) % layout.ranks); }
     Rank shard_of(Rank owner) const {
-        return static_cast<Rank>((owner + layout.ranks - rotation) % layout.ranks);
+        return static_cast<Rank>((owner + layout.ranks - layout.rotation) % layout.ranks);
     }
+    Rank members() const { return epoch.member_count(layout.ranks); }
     Rank own_shard() const { return shard_of(self); }
 
 private:
@@ -54,8 +59,6 @@ private:
         const std::uint64_t address = key != 0 ? std::uint64_t{1} << 32 | key : seq;
         return static_cast<Rank>(mix(mix(shape.seed) ^ address) % shape.ranks);
     }
-
-    const Rank rotation;
 };
 
 }  // namespace tailcut

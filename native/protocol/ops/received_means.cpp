@@ -13,6 +13,7 @@ ReceivedMeans::ReceivedMeans(const OpContext& context, const Plan& plan, Block m
     for (Rank shard = 0; shard < plan.layout.ranks; ++shard) {
         answered_.emplace_back(plan.layout.granules(shard));
         held_.emplace_back(plan.layout.granules(shard));
+        if (!plan.layout.owned(shard)) last_parts_.note(plan.owner(shard), 0);  // nobody waits for it
     }
 }
 

@@ -17,18 +17,16 @@ namespace tailcut {
 inline std::vector<GranuleSet> reliable_granules(const Layout& layout, std::span<const CoordRun> runs) {
     std::vector<GranuleSet> sets;
     if (runs.empty() || layout.bucket_len == 0) return sets;
-    for (Rank shard = 0; shard < layout.ranks; ++shard) sets.emplace_back(layout.granules(shard));
-    for (const CoordRun& run : runs) {
-        const std::uint64_t last =
-            std::min<std::uint64_t>(std::uint64_t{run.first} + run.count, layout.bucket_len);
-        for (std::uint64_t first = run.first; first < last;) {
-            const auto shard = static_cast<Rank>(first / layout.shard_stride());
-            const std::uint64_t begin = layout.begin(shard),
-                                end = std::min(last, begin + layout.length(shard));
-            const codec::Blocks blocks(layout.length(shard));
+    for (Rank shard = 0; shard < layout.ranks; ++shard) {
+        sets.emplace_back(layout.granules(shard));
+        const std::uint64_t begin = layout.begin(shard), end = begin + layout.length(shard);
+        const codec::Blocks blocks(layout.length(shard));
+        for (const CoordRun& run : runs) {
+            const std::uint64_t first = std::max<std::uint64_t>(run.first, begin),
+                                last = std::min(std::uint64_t{run.first} + run.count, end);
+            if (first >= last) continue;
             sets[shard].set(blocks.of(static_cast<std::uint32_t>(first - begin)).first_granule(),
-                            blocks.of(static_cast<std::uint32_t>(end - begin - 1)).last_granule());
-            first = end;
+                            blocks.of(static_cast<std::uint32_t>(last - begin - 1)).last_granule());
         }
     }
     return sets;

@@ -35,7 +35,9 @@ private:
 // would be thrown away. The first entry only caps it.
 class ScatterClock {
 public:
-    explicit ScatterClock(Rank ranks) : entered_at_(ranks, -1), last_at_(ranks, -1), last_parts_(ranks) {}
+    // `awaited`: how many of the ranks are.
+    ScatterClock(Rank ranks, std::size_t awaited)
+        : majority_((awaited + 1) / 2), entered_at_(ranks, -1), last_at_(ranks, -1), last_parts_(ranks) {}
 
     void note_entry(Rank rank, Time entered_at);
     void note_packet(Rank rank, Time now) { last_at_[rank] = now; }
@@ -47,13 +49,12 @@ public:
         return {entries_.front() + bounds.deadline / 4 * 3, Ending::kDeadline};
     }
     // Here and below, -1 means not known.
-    Time majority_entered_at() const { return entries_.size() < majority() ? -1 : entries_[majority() - 1]; }
+    Time majority_entered_at() const { return entries_.size() < majority_ ? -1 : entries_[majority_ - 1]; }
     Time entered_at(Rank rank) const { return entered_at_[rank]; }
     Time last_at(Rank rank) const { return last_at_[rank]; }  // when its latest packet came
 
 private:
-    std::size_t majority() const { return (entered_at_.size() + 1) / 2; }
-
+    const std::size_t majority_;
     std::vector<Time> entered_at_;  // by rank
     std::vector<Time> entries_;     // the known ones, ascending
     std::vector<Time> last_at_;     // by rank

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/types.hpp"
@@ -65,6 +66,9 @@ struct Terms {
     LrScale lr_scale{};                // as far as this rank knows
     std::uint32_t key = 0;             // hash of the bucket's key; 0: it has none
     std::uint16_t loss_scale_tag = 0;  // which loss scale its values were multiplied by; 0: unknown
+    bool contribute = true;            // false: the rank abstains, and only takes the means
+    // The op that the caller means to enter: in another one the others are at another bucket. None: any.
+    std::optional<Seq> seq{};
     // The same for the column of a grid, where one op is a part of the row's GATHER.
     Bounds column_bounds{};
     std::uint8_t column_incast = 0;

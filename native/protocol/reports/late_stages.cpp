@@ -25,12 +25,12 @@ void LateStages::note_cut(const OpReport& report, const Op& op, wire::Stage stag
     const bool scatter = stage == wire::Stage::kScatter;
     const StageReport& ended = scatter ? report.scatter : report.gather;
     if (ended.ended_by == Ending::kAll || !ended.began) return;
-    Cut cut{report.seq, stage, report.bucket_len, report.entered_at + *ended.began, 0, {}};
+    Cut cut{report.seq, stage, op.layout(), report.entered_at + *ended.began, 0, {}};
     for (Rank rank = 0; rank < ranks_; ++rank) {
         const LinkReport& link = report.links[rank];
         const std::uint32_t missing =
             scatter ? (link.abstained ? 0 : link.scatter.missing) : link.gather.missing;
-        if (missing == 0 || link.silent) continue;
+        if (missing == 0 || link.silent || (scatter && !link.awaited)) continue;
         cut.missing += missing;
         cut.came.emplace_back(rank, op.came(stage, rank));
     }
@@ -39,13 +39,13 @@ void LateStages::note_cut(const OpReport& report, const Op& op, wire::Stage stag
 
 void LateStages::note_packet(Time now, const wire::Header& header, std::size_t payload_bytes) {
     const auto cut = std::find_if(cuts_.begin(), cuts_.end(), [&](const Cut& c) {
-        return c.seq == header.seq && c.stage == header.stage() && c.bucket_len == header.bucket_len;
+        return c.seq == header.seq && c.stage == header.stage() && c.layout.bucket_len == header.bucket_len;
     });
     const bool gather = header.stage() == wire::Stage::kGather;
     if (cut == cuts_.end() || cut->missing <= 0 || (header.empty() && !gather)) return;
     for (auto& [rank, came] : cut->came) {
         if (rank != header.source) continue;
-        const Layout layout{header.bucket_len, ranks_};
+        const Layout& layout = cut->layout;
         const std::uint32_t first = header.first / kGranule;
         const std::uint32_t last = header.count == 0
                                        ? layout.granules(header.shard)
@@ -60,7 +60,7 @@ void LateStages::note_packet(Time now, const wire::Header& header, std::size_t p
         came.set(first, last);
     }
     if (cut->missing > 0) return;
-    complete_.push_back({cut->seq, cut->stage, cut->bucket_len, now - cut->from});
+    complete_.push_back({cut->seq, cut->stage, cut->layout.bucket_len, now - cut->from});
     cut->came = {};
 }
 

@@ -28,10 +28,10 @@ private:
     struct Cut {
         Seq seq;
         wire::Stage stage;
-        std::uint32_t bucket_len;
+        Layout layout;
         Time from;
         std::int64_t missing;  // coordinates still missing
-        // What has come since, for each rank from which some were missing, unless it was silent.
+        // What has come since, for each rank that was awaited and from which some were missing.
         std::vector<std::pair<Rank, GranuleSet>> came;
         std::uint32_t late_coords = 0;  // coordinates that have come with a mean since the last report
     };

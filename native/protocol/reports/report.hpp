@@ -20,6 +20,7 @@ enum class Status : std::uint8_t {
     // results
     kComplete,  // every granule of the mean was answered
     kPartial,   // the op ended before that: what is missing is zero and named below
+    kVoid,      // its epoch was replaced: nothing was applied; told as kPartial
     kBehind,    // more than the window behind the group: nothing was reduced, and seq has jumped
     // errors
     kLengthMismatch,  // the ranks do not agree on the bucket's length, and this rank is not in the majority
@@ -28,9 +29,11 @@ enum class Status : std::uint8_t {
     kFailed,          // the engine had to stop
 };
 constexpr bool is_error(Status status) { return status > Status::kBehind; }
+// Nothing of the op was applied, and nothing of it is carried.
+constexpr bool is_void(Status status) { return status == Status::kVoid || status == Status::kBehind; }
 constexpr const char* name(Status status) {
-    constexpr const char* kNames[] = {"complete", "partial",       "behind", "length_mismatch",
-                                      "closed",   "seq_exhausted", "failed"};
+    constexpr const char* kNames[] = {"complete",        "partial", "partial",       "behind",
+                                      "length_mismatch", "closed",  "seq_exhausted", "failed"};
     return kNames[static_cast<std::size_t>(status)];
 }
 
@@ -99,6 +102,9 @@ struct LinkReport {
     std::uint32_t received_packets = 0, received_lost_packets = 0;
     // The share of this rank's mean that the peer says it lacked, since the last report.
     float lacked_frac = 0;
+    bool awaited = true;  // SCATTER of the own shard has waited for it
+    Seq behind_ops = 0;   // ops up to this one that it has not entered, as far as is known
+    bool left = false;    // it has said goodbye to the group
 
     template <typename Visit>
     static constexpr void visit_fields(Visit&& visit) {
@@ -112,6 +118,9 @@ struct LinkReport {
         visit("received_packets", &LinkReport::received_packets);
         visit("received_lost_packets", &LinkReport::received_lost_packets);
         visit("lacked_frac", &LinkReport::lacked_frac);
+        visit("awaited", &LinkReport::awaited);
+        visit("behind_ops", &LinkReport::behind_ops);
+        visit("left", &LinkReport::left);
     }
 };
 
@@ -138,7 +147,9 @@ struct OpReport {
     Seq behind_ops = 0;
     std::uint32_t bucket_len = 0;
     Rank own_shard = 0;
-    Rank place = 0;  // index of this rank among the links; in a grid, the row
+    std::uint16_t epoch = 0;        // of the op
+    std::uint16_t heard_epoch = 0;  // the latest that anybody has spoken of
+    Rank place = 0;                 // index of this rank among the links; in a grid, the row
     bool non_finite = false;
     bool contributed = true;
     Time entered_at = 0, ended_at = 0;
@@ -158,6 +169,7 @@ struct OpReport {
     // With Settings::record_fates: which granules arrived.
     std::vector<GranuleSet> contributions;  // by rank, within the own shard
     std::vector<GranuleSet> held;           // by shard: those that came with a mean
+    std::vector<std::uint32_t> granules;    // by shard: how many there are
 
     // When SCATTER of the own shard closed.
     Time closed_at() const { return entered_at + scatter.ended.value_or(0); }
@@ -170,6 +182,8 @@ struct OpReport {
         visit("behind_ops", &OpReport::behind_ops);
         visit("bucket_len", &OpReport::bucket_len);
         visit("own_shard", &OpReport::own_shard);
+        visit("epoch", &OpReport::epoch);
+        visit("heard_epoch", &OpReport::heard_epoch);
         visit("place", &OpReport::place);
         visit("non_finite", &OpReport::non_finite);
         visit("contributed", &OpReport::contributed);

@@ -1,6 +1,7 @@
 #include "protocol/sending/outbox.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -31,9 +32,11 @@ Outbox::Outbox(const Settings& settings, const Roster& roster, Ops& ops, Links& 
 
 bool Outbox::transmit(Time now, Outgoing& out) {
     const bool state = state_.pending();
-    const bool found = (state && state_turns_.due(now) && next_state(now, out)) || next_alive(now, out) ||
+    const bool urgent = state && state_.urgent();
+    const bool found = (state && state_turns_.due(now, urgent) && next_state(now, out)) ||
+                       next_alive(now, out) ||
                        (state && late_service_.nothing_else_to_send() && next_state(now, out));
-    state_wake_ = !found && state ? state_turns_.due_at() : kNever;
+    state_wake_ = !found && state ? state_turns_.due_at(urgent) : kNever;
     if (!found) return false;
     Traffic& traffic = accounts_.counters.traffic;
     ++traffic.sent_packets;
@@ -118,24 +121,47 @@ void Outbox::pass_turn(Rank rank, const Op& op) {
 
 // ---- DATA -------------------------------------------------------------------------------------------------
 
-// The oldest op comes first, so that an op that is nearly done is not delayed by the next.
+// The engine of a rank that is behind serves its shard of live ops, and all wait for that. So what is alive comes
+// before the history that only this rank waits for.
 bool Outbox::next_data(Time now, Rank rank, Outgoing& out) {
     Link& link = links_[rank];
+    held_back_ = false;
+    const Seq alive = ops_.lags(rank) ? std::max(link.served_below, ops_.first_timed()) : link.served_below;
+    if (next_data_of(now, rank, alive, std::numeric_limits<Seq>::max(), out)) return true;
+    if (alive > link.served_below && next_data_of(now, rank, link.served_below, alive, out)) return true;
+    if (held_back_) return false;
+    link.path.starved();
+    if (next_late(now, rank, out)) return true;
+    if (settings_.resend && link.path.in_flight()) ask_later(now, rank);  // the last packet may be lost
+    return false;
+}
+
+// The oldest op comes first, so that an op that is nearly done is not delayed by the next.
+bool Outbox::next_data_of(Time now, Rank rank, Seq first, Seq last, Outgoing& out) {
+    Link& link = links_[rank];
     auto& slots = ops_.slots();
-    for (auto at = slots.lower_bound(link.served_below); at != slots.end(); ++at) {
+    for (auto at = slots.lower_bound(first); at != slots.end() && at->first < last; ++at) {
         const Seq seq = at->first;
         if (roster_[rank].left(seq) || (ops_.stopped() && seq >= ops_.next_seq())) break;
         bool over = seq < ops_.next_seq();
+        const bool room = pools_.have_room_for_means(rank, seq);
+        if (!room) ask_later(now, rank);  // it says when it has gone on
+        const bool alive = last > ops_.next_seq();
+        if (!room && !(alive && pools_.have_room_for_contributions(rank, seq, ops_.first_timed()))) break;
         for (auto& op : at->second.variants) {
-            const bool fresh = op->pending(rank);
+            const bool fresh = room ? op->pending(rank) : op->owes(rank);
             const bool lost = link.path.lost().any(seq, [&](const Parcel& parcel) {
-                return op->bucket() == parcel.bucket && op->again(rank, parcel) == Op::Again::kNow;
+                return op->bucket() == parcel.bucket && op->again(rank, parcel) == Op::Again::kNow &&
+                       (room || parcel.stage == wire::Stage::kScatter);
             });
             over &= !lost;
             over &= op->served(rank) && op->reduced() && (op->ended() || !op->entered());
             if (!fresh && !lost) continue;
-            if (!may_send(now, rank, *op)) return false;
-            if (!next_of(now, rank, *op, out)) {
+            if (!may_send(now, rank, *op)) {
+                held_back_ = true;
+                return false;
+            }
+            if (!next_of(now, rank, *op, room, out)) {
                 if (fresh) pass_turn(rank, *op);  // nothing is left for it
                 continue;
             }
@@ -145,16 +171,14 @@ bool Outbox::next_data(Time now, Rank rank, Outgoing& out) {
         }
         if (over && link.served_below == seq) link.served_below = seq + 1;
     }
-    link.path.starved();
-    if (next_late(now, rank, out)) return true;
-    if (settings_.resend && link.path.in_flight()) ask_later(now, rank);  // the last packet may be lost
     return false;
 }
 
-// Contributions come before means. Within each, fresh packets come before lost ones.
-bool Outbox::next_of(Time now, Rank rank, Op& op, Outgoing& out) {
+// Contributions come before means, for which there must be room. Within each, fresh packets come before lost ones.
+bool Outbox::next_of(Time now, Rank rank, Op& op, bool room, Outgoing& out) {
     if (op.owes(rank) && op.next_packet(now, rank, out)) return true;
     if (next_lost(now, rank, op, wire::Stage::kScatter, out)) return true;
+    if (!room) return false;
     if (op.pending(rank) && op.next_packet(now, rank, out)) return true;
     return next_lost(now, rank, op, wire::Stage::kGather, out);
 }
@@ -188,13 +212,9 @@ bool Outbox::put_late(Time now, Rank rank, Op& op, Outgoing& out) {
     return false;
 }
 
-// Whether the peer has room, the path has credit, and the pace allows a packet now.
+// Whether the path has credit, and the pace allows a packet now.
 bool Outbox::may_send(Time now, Rank rank, const Op& op) {
     Link& link = links_[rank];
-    if (!pools_.have_room_for(rank, op.seq())) {
-        ask_later(now, rank);
-        return false;
-    }
     if (!has_turn(rank, op)) {
         turn_awaited_ = true;
         return false;
@@ -245,6 +265,7 @@ void Outbox::retract(Time now, const Outgoing& out) {
         if (out.again) link.path.lost().add(out.parcel);
         if (Op* op = ops_.find(out.header.seq, bucket_of(out.header))) {
             op->retract(out);
+            if (out.late) ops_.late(rank).insert(out.header.seq);
             op->count_sent(out, -1);
         }
         link.served_below = std::min(link.served_below, out.header.seq);
@@ -268,7 +289,12 @@ void Outbox::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoi
     out.header.lr_period = known.period;
     // Senders that take turns bring unequal amounts within a few milliseconds, which is no reason to yield.
     out.header.share = ops_.terms().incast == 0 ? shares_.of(rank) : 0;
-    accounts_.tell_lacked(rank, out.header);
+    if (ops_.served_from() > 0 && (ops_.lags(rank) || roster_[rank].entered <= ops_.served_from())) {
+        out.header.flags |= wire::kForgotten;
+        out.header.served_from = ops_.served_from();
+    } else {
+        accounts_.tell_lacked(rank, out.header);
+    }
     letterhead_.complete(out.header);
     if (multicast)
         links_.everybody.stamp(now, out.header);
@@ -348,8 +374,10 @@ void Outbox::take_lost(Rank rank) {
     if (lost.empty()) return;
     lost.drop_if([&](const Parcel& parcel) {
         Op* op = ops_.find(parcel.seq, parcel.bucket);
-        return !settings_.resend || roster_[rank].left(parcel.seq) || !op ||
-               op->again(rank, parcel) == Op::Again::kNever;
+        if (!settings_.resend || roster_[rank].left(parcel.seq) || !op) return true;
+        const Op::Again again = op->again(rank, parcel);
+        if (again == Op::Again::kLate) ops_.late(rank).insert(parcel.seq);
+        return again == Op::Again::kNever;
     });
     if (lost.empty()) return;
     link.served_below = std::min(link.served_below, lost.oldest());

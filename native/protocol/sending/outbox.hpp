@@ -57,7 +57,8 @@ private:
     bool next_state(Time now, Outgoing& out);
     bool next_for(Time now, Rank rank, Outgoing& out);
     bool next_data(Time now, Rank rank, Outgoing& out);
-    bool next_of(Time now, Rank rank, Op& op, Outgoing& out);
+    bool next_data_of(Time now, Rank rank, Seq first, Seq last, Outgoing& out);
+    bool next_of(Time now, Rank rank, Op& op, bool room, Outgoing& out);
     bool next_lost(Time now, Rank rank, Op& op, wire::Stage stage, Outgoing& out);
     bool next_late(Time now, Rank rank, Outgoing& out);
     bool put_late(Time now, Rank rank, Op& op, Outgoing& out);
@@ -86,6 +87,7 @@ private:
     Shares shares_;
     std::size_t burst_bytes_ = 0;  // sent in a row to the destination at the front of ready_
     bool turn_awaited_ = false;    // some rank is not sent to because others come first
+    bool held_back_ = false;       // there was DATA for the rank, and it has to wait
     Time next_probe_ = kNever;     // no probe is due before
 };
 

@@ -35,6 +35,7 @@ public:
 
     Ticket ticket() const { return fetched_.ticket; }
     std::uint32_t number() const { return number_; }
+    std::uint64_t id() const { return id_; }
     bool ended() const { return fetched_.status != FetchStatus::kPending; }
     Fetched take() { return std::move(fetched_); }  // once it has ended
 

@@ -18,12 +18,16 @@ void Offers::offer(std::uint64_t id, Blob blob) {
 
 std::optional<wire::Reject> Offers::ask(const wire::Header& request) {
     std::deque<Request>& queue = waiting_[request.source];
-    const Request asked{request.blob_id, request.blob_first, request.seq, request.run_bytes, request.edition};
+    const bool offered = offers_.contains(request.blob_id), rejoin = request.blob_id >= kRejoinIds;
+    if (rejoin && !offered) wanted_[request.source] = request.blob_id;
+    const Request asked{request.blob_id,   request.blob_first, request.seq,
+                        request.run_bytes, request.edition,    rejoin && offered};
     // It is asked again because the answer has had to wait.
     if (std::find(queue.begin(), queue.end(), asked) != queue.end()) return wire::Reject::kDuplicate;
     if (queue.size() >= kMostWaiting) return wire::Reject::kPool;
     queue.push_back(asked);
     ++waiting_count_;
+    urgent_count_ += asked.urgent;
     return std::nullopt;
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -18,6 +19,10 @@ namespace tailcut {
 
 using Blob = std::shared_ptr<const std::vector<std::byte>>;
 
+// Blobs of a rejoin have ids from here on. The latest one that a rank has asked for in vain is remembered:
+// the request is a wish. Answers that carry one are urgent.
+constexpr std::uint64_t kRejoinIds = 0xFFFF'0000'0000'0000;
+
 class Offers {
 public:
     explicit Offers(Rank ranks) : waiting_(ranks) {}
@@ -29,6 +34,8 @@ public:
     // A request has come. It waits until next(), or is refused.
     std::optional<wire::Reject> ask(const wire::Header& request);
     bool waiting() const { return waiting_count_ > 0; }
+    bool urgent() const { return urgent_count_ > 0; }            // whether some of them are
+    std::map<Rank, std::uint64_t>& wanted() { return wanted_; }  // by rank; the driver takes them
     // The next answer, the ranks in turns; a payload has at most `most_bytes[rank]` bytes.
     template <typename MostBytes>
     bool next(Outgoing& out, MostBytes most_bytes) {
@@ -38,6 +45,7 @@ public:
             const Request request = waiting_[rank].front();
             waiting_[rank].pop_front();
             --waiting_count_;
+            urgent_count_ -= request.urgent;
             out = {};
             out.to = rank;
             answer(request, most_bytes(rank), out);
@@ -55,6 +63,7 @@ private:
         std::uint64_t id, first;
         std::uint32_t fetch, bytes;
         std::uint16_t edition;
+        bool urgent;
 
         bool operator==(const Request&) const = default;
     };
@@ -62,7 +71,8 @@ private:
 
     std::unordered_map<std::uint64_t, Offer> offers_;
     std::vector<std::deque<Request>> waiting_;  // by rank
-    std::size_t waiting_count_ = 0, turn_ = 0;
+    std::size_t waiting_count_ = 0, urgent_count_ = 0, turn_ = 0;
+    std::map<Rank, std::uint64_t> wanted_;
     std::uint16_t latest_edition_ = 0;
 };
 

@@ -64,6 +64,13 @@ bool StateChannel::pending() const {
            std::any_of(fetches_.begin(), fetches_.end(), [&](const auto& queue) { return may_ask(queue); });
 }
 
+bool StateChannel::urgent() const {
+    if (offers_.urgent()) return true;
+    return fetch_count_ > 0 && std::any_of(fetches_.begin(), fetches_.end(), [&](const auto& queue) {
+               return may_ask(queue) && queue.front().id() >= kRejoinIds;
+           });
+}
+
 bool StateChannel::next(Time now, Outgoing& out) {
     if (offers_.next(out, [&](Rank rank) { return links_[rank].settings.limits.payload_bytes; })) return true;
     if (fetch_count_ == 0 || outstanding() >= most_outstanding_) return false;

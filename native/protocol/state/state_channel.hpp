@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -30,11 +31,14 @@ public:
     void fetch(Ticket ticket, Rank server, std::uint64_t id, std::uint64_t most_bytes);
     void cancel(Ticket ticket);
     std::vector<Fetched>& fetched() { return fetched_; }  // the driver takes them
+    // Blobs of a rejoin that others want and nobody offers, by rank: see Offers.
+    std::map<Rank, std::uint64_t>& wanted() { return offers_.wanted(); }
 
     // ---- the network
     std::optional<wire::Reject> receive(Time now, const wire::Header& header,
                                         std::span<const std::byte> payload);
     bool pending() const;  // whether next() has a packet
+    bool urgent() const;   // whether some of them are of a rejoin
     bool next(Time now, Outgoing& out);
     void retract(const Outgoing& out);  // not sent after all; newest first
     Time next_timer() const;

@@ -116,7 +116,8 @@ bool PlanesReduction::carry_block(const codec::BlockSpan& block, std::span<float
     std::fill(sum.begin(), sum.end(), 0.0f);
     context_.carry.add_to(plan_, loss_scale_tag, first, last, sum);
     codec::rotate(sum, sum, keys_.of(block));
-    for (std::size_t k = 0; k < sum.size(); ++k) mean[k] += sum[k] / static_cast<float>(plan_.layout.ranks);
+    const auto members = static_cast<float>(plan_.members());
+    for (std::size_t k = 0; k < sum.size(); ++k) mean[k] += sum[k] / members;
     present_.set(first, last);
     averaged = {last - first, false, false};  // its gains are measured
     return true;
@@ -293,7 +294,7 @@ void PlanesReduction::apply(const codec::BlockSpan& block, float* bucket_shard) 
         if (present_.test(g)) {
             const codec::PlanesHead& head = head_at(g);
             end = g + head.granules;
-            sum.add(head, {mean_slot(g), head.payload_bytes()}, place);
+            sum.add(head, packet_at(g), place);
         } else {
             end = present_.run_end(g, last);
             std::fill_n(place.begin(), (end - g) * kGranule, 0.0f);
@@ -310,7 +311,7 @@ void PlanesReduction::apply(const codec::BlockSpan& block, float* bucket_shard) 
 std::uint32_t PlanesReduction::packet(Destination, const Run& run, Outgoing& out) const {
     const codec::PlanesHead& head = head_at(run.first);
     codec::put_run(head, run.first, plan_.layout.length(shard_), out.header);
-    out.payload = {mean_slot(run.first), head.payload_bytes()};
+    out.payload = packet_at(run.first);
     return head.granules;
 }
 
@@ -321,8 +322,24 @@ void PlanesReduction::take_over(std::span<const Run>, float* bucket_shard) const
             for (const codec::BlockSpan& block : order.stripe(k).blocks) apply(block, bucket_shard);
 }
 
+// What the packets take: few planes need a part of their slots.
+std::size_t PlanesReduction::mean_floats() const {
+    std::size_t all = 0;
+    for (const codec::PlanesHead& head : heads_) all += head.payload_bytes();
+    return (all + sizeof(float) - 1) / sizeof(float);
+}
+
 void PlanesReduction::compact(Block smaller) {
-    std::copy_n(mean_, mean_floats() * sizeof(float), bytes(smaller));
+    std::vector<std::size_t> packed(heads_.size());
+    std::size_t end = 0;
+    for (std::uint32_t g = 0; g < packets_.size(); g = present_.test(g) ? g + head_at(g).granules : g + 1) {
+        if (!present_.test(g)) continue;
+        const auto packet = packet_at(g);
+        packed[packets_[g]] = end;
+        std::copy(packet.begin(), packet.end(), bytes(smaller) + end);
+        end += packet.size();
+    }
+    packed_ = std::move(packed);
     memory_ = std::move(smaller);
     mean_ = bytes(memory_);
     pieces_ = {};

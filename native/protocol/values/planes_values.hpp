@@ -63,7 +63,7 @@ public:
     void take_over(std::span<const Run> runs, float* bucket_shard) const override;
     void hand_back(bool) override { bucket_shard_ = nullptr; }
 
-    std::size_t mean_floats() const override { return mean_floats(plan_.layout); }
+    std::size_t mean_floats() const override;
     void compact(Block smaller) override;
     bool compacted() const override { return mean_ == bytes(memory_); }
     bool pooled() const override { return memory_.pooled(); }
@@ -108,6 +108,11 @@ protected:
     std::byte* add_packet(std::uint32_t first, const codec::PlanesHead& head);
     std::byte* mean_slot(std::uint32_t granule) const { return mean_ + granule * codec::kSlotBytes; }
     const codec::PlanesHead& head_at(std::uint32_t granule) const { return heads_[packets_[granule]]; }
+    // The packet of the mean that begins at this granule.
+    std::span<const std::byte> packet_at(std::uint32_t granule) const {
+        return {packed_.empty() ? mean_slot(granule) : mean_ + packed_[packets_[granule]],
+                head_at(granule).payload_bytes()};
+    }
     void apply(const codec::BlockSpan& block, float* bucket_shard) const;
 
     const OpContext& context_;
@@ -151,6 +156,7 @@ private:
     std::vector<std::uint32_t> newest_;     // by block and rank: its last piece
     std::vector<codec::PlanesHead> heads_;  // of the mean's packets
     std::vector<std::uint32_t> packets_;    // by granule: the packet that begins there
+    std::vector<std::size_t> packed_;       // by packet, once compacted: where it begins, without slots
 };
 
 // Packets are decoded to their place; a block is rotated back when all of it is answered, or at the end.

@@ -146,7 +146,8 @@ void RawReduction::add_carried(std::uint32_t first, std::uint32_t last) {
     std::fill(sum.begin(), sum.end(), 0.0f);
     context_.carry.add_to(plan_, loss_scale_tag, first, last, sum);
     float* mean = result() + first * kGranule;
-    for (std::size_t k = 0; k < sum.size(); ++k) mean[k] += sum[k] / static_cast<float>(plan_.layout.ranks);
+    const auto members = static_cast<float>(plan_.members());
+    for (std::size_t k = 0; k < sum.size(); ++k) mean[k] += sum[k] / members;
 }
 
 void RawReduction::hand_on(const std::vector<GranuleSet>& arrived, const GranuleSet& final) {

@@ -28,6 +28,7 @@ class Opening:
     tag: int
     local_address: str
     codec: str
+    store: Store
     description: str
     """What the group will do, on one line."""
 
@@ -44,10 +45,13 @@ def open_rank(rank: int, world_size: int, store: Store, config: Config, name: st
     description = _describe(rank, config, roster, codec, steering, lanes)
     if config.receive_uncorrected:
         description += "; packets that a switch trims without correcting their lengths are received too"
+    if grid.ranks > 1 and not hasattr(store, "compare_set"):
+        description += "; the shares of ranks that die stay lost, because the store has no compare_set"
     start_lanes(
         lanes, rank=rank, grid=grid, config=config, codec=codec, terms=steering.terms(0), roster=roster
     )
-    return Opening(rank, grid, lanes, steering, roster.tag, local_address(roster, rank), codec, description)
+    address = local_address(roster, rank)
+    return Opening(rank, grid, lanes, steering, roster.tag, address, codec, store, description)
 
 
 def _layout(rank: int, world_size: int, config: Config) -> GridLayout:

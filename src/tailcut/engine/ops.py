@@ -10,18 +10,22 @@ import os
 import threading
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
-from typing import NamedTuple
+from operator import le
+from typing import NamedTuple, cast
 
 from tailcut.engine.alarms import Alarms
 from tailcut.engine.buffers import Bucket
+from tailcut.engine.epochs import EpochKeeper
 from tailcut.engine.keys import Keys
 from tailcut.engine.loss_scale import tag_of
 from tailcut.engine.opening import Opening
 from tailcut.engine.state import State
 from tailcut.engine.totals import Totals, add_lanes
 from tailcut.errors import ClosedError, ConfigError, TailcutError
+from tailcut.policy.epochs import Agreement
 from tailcut.report import Report, engine_failed, outcome_of
 from tailcut.stats import Stats
+from tailcut.store import ComparingStore
 
 SLICE_NS = 50_000_000
 """The longest single native wait, so that Ctrl-C is answered."""
@@ -45,6 +49,7 @@ class _Entry(NamedTuple):
     """The engine may still write to it, so it stays alive even if its flight is dropped."""
     flight: weakref.ref[Flight]
     key: Hashable
+    contributes: bool
 
 
 class Ops:
@@ -60,15 +65,27 @@ class Ops:
         self._lock = threading.RLock()
         self._closed = False
         self._calls = 0
+        self.in_order = False
+        """Whether a rank that was too far behind enters nothing before ``skip_to``."""
+        self._seqs = [0] * len(opening.lanes)  # of the next ops, if it was not
+        self._jumped_to = [0] * len(opening.lanes)  # the first op that a lane may still enter
         self._in_flight: dict[tuple[int, int], _Entry] = {}
         self._keys: set[Hashable] = set()  # of the ops in flight
         self._numbers = Keys()
         self._totals = Totals()
         self._alarms = Alarms(opening.steering, trim_bytes)
+        self._epochs = keeper_of(opening)
+        self.epoch = 0
+        """The number of the epoch of the op that ended last."""
         _open.add(self)
 
     def submit(
-        self, bucket: Bucket, key: Hashable, reliable: Sequence[Run] = (), loss_scale: float = 0.0
+        self,
+        bucket: Bucket,
+        key: Hashable,
+        reliable: Sequence[Run] = (),
+        loss_scale: float = 0.0,
+        contribute: bool = True,
     ) -> Flight:
         """Enter the next op with this bucket."""
         tag = tag_of(loss_scale)
@@ -82,9 +99,13 @@ class Ops:
             index = (number or self._calls) % len(self.lanes)
             self._calls += 1
             terms = self._steering.terms(bucket.size)
-            ticket = self.lanes[index].submit(bucket, terms, number, tag, reliable=reliable)
+            seq = self._seqs[index] if self.in_order else None
+            ticket = self.lanes[index].submit(
+                bucket, terms, number, tag, reliable=reliable, contribute=contribute, seq=seq
+            )
+            self._seqs[index] += 1
             flight = Flight(index, ticket)
-            self._in_flight[index, ticket] = _Entry(bucket, weakref.ref(flight), key)
+            self._in_flight[index, ticket] = _Entry(bucket, weakref.ref(flight), key, contribute)
             if key is not None:
                 self._keys.add(key)
             return flight
@@ -101,8 +122,26 @@ class Ops:
             outcome = outcome_of(native, self._grid, self._rank, key, self.lanes[lane].failure)
             self.lanes[lane].drop_report(ticket)  # last: until here Ctrl-C loses nothing
             if isinstance(outcome, Report):
+                if outcome.status == "behind":
+                    reached = outcome.seq + outcome.behind_ops
+                    self._jumped_to[lane] = max(self._jumped_to[lane], reached)
+                self._note_epochs(outcome, native.ended_at / 1e9, lane)
+                if entry and not entry.contributes:
+                    return self._note_fetched(outcome)
                 return self._learn(outcome, native.ended_at / 1e9)
         return outcome
+
+    def _note_fetched(self, report: Report) -> Report:
+        """This rank has only taken the mean. How long that took says nothing about other ops."""
+        self._steering.after_fetch(report)
+        self._totals.add(report)
+        return report
+
+    def _note_epochs(self, report: Report, now_s: float, lane: int) -> None:
+        if self._epochs is not None and report.status != "behind":
+            self.epoch = report.epoch
+            in_flight = sum(index == lane for index, _ in self._in_flight)
+            self._epochs.after(report, now_s, report.seq + 1 + in_flight, lane)
 
     def _learn(self, report: Report, now_s: float) -> Report | TailcutError:
         report = self._steering.after(report, now_s)
@@ -133,15 +172,54 @@ class Ops:
                 lane = self.lanes[self.number_of(report.key) % len(self.lanes)]
                 lane.skipped(report.seq, report.seq)
 
+    def settle_epochs(self, limit_s: float) -> None:
+        """Wait until the epochs that this rank has heard of are in force here."""
+        if self._epochs is not None:
+            self._epochs.settle(limit_s)
+
+    def weights_of(self, epoch: int) -> Sequence[int]:
+        """How much each rank owns in an epoch; empty where there are none."""
+        return self._epochs.weights_of(epoch) if self._epochs else ()
+
     def resynced(self) -> None:
         self.check_open()
         for lane in self.lanes:
             lane.resynced()
 
+    @property
+    def behind_ops(self) -> int:
+        """Ops that the group has entered and this rank has not, over all lanes."""
+        self.check_process()
+        return sum(lane.behind_ops for lane in self.lanes)
+
+    @property
+    def seqs(self) -> tuple[int, ...]:
+        """By lane: the next op of this rank, unless it was too far behind since the last ``skip_to``."""
+        return tuple(self._seqs)
+
+    def can_skip_to(self, seqs: Sequence[int]) -> bool:
+        """Whether no lane has gone on beyond these ops."""
+        return all(map(le, self._jumped_to, seqs))
+
+    def skip_to(self, seqs: Sequence[int]) -> None:
+        """Enter these ops next, by lane. What is in flight has ended."""
+        self.check_open()
+        with self._lock:
+            self._seqs = list(seqs)
+            for lane, seq in zip(self.lanes, seqs, strict=True):
+                lane.skip_to(seq)
+
+    def rejoined(self) -> None:
+        """This rank has the state of the others: it contributes again."""
+        self.check_open()
+        for lane in self.lanes:
+            lane.rejoined()
+
     def take_alarms(self) -> tuple[list[str], bool]:
         """What to warn of now, and whether an excess over the budget has begun to last."""
         with self._lock:
-            return self._alarms.take(), self._alarms.excess_begins()
+            alarms = self._alarms.take() + (self._epochs.take_alarms() if self._epochs else [])
+            return alarms, self._alarms.excess_begins()
 
     def take_news(self) -> list[str]:
         with self._lock:
@@ -152,6 +230,8 @@ class Ops:
         lanes = [lane.stats() for lane in self.lanes]
         with self._lock:
             stats = self._totals.with_policy(self._steering)
+        if self._epochs is not None:
+            stats.epoch, stats.owner_weights = self.epoch, tuple(self.weights_of(self.epoch))
         add_lanes(stats, lanes)
         return stats
 
@@ -161,6 +241,8 @@ class Ops:
             return
         with self._lock:
             self._closed = True
+        if self._epochs is not None:
+            self._epochs.close()
         for lane in self.lanes:
             lane.close(int(1e9 * linger_s))
         try:
@@ -189,6 +271,15 @@ class Ops:
         for lane in self.lanes:
             if lane.failure:
                 raise engine_failed(lane.failure)
+
+
+def keeper_of(opening: Opening) -> EpochKeeper | None:
+    """What agrees on the owners with the other ranks; none where that is not possible."""
+    if opening.grid.ranks == 1 or not hasattr(opening.store, "compare_set"):
+        return None
+    agreement = Agreement(opening.rank, opening.grid, len(opening.lanes))
+    store = cast(ComparingStore, opening.store)
+    return EpochKeeper(agreement, store, f"tailcut/{opening.tag:x}/", opening.lanes)
 
 
 _open: weakref.WeakSet[Ops] = weakref.WeakSet()

@@ -44,6 +44,11 @@ class State:
         """Begin to fetch a blob of at most this length from a rank."""
         return Fetch(self._lane, self._lane.fetch(server, blob_id, most_bytes))
 
+    def take_wanted(self) -> dict[int, int]:
+        """By rank: the latest blob of a rejoin that it has asked for in vain since the last call. Such blobs
+        have ids from ``_native.REJOIN_IDS`` on, and get a larger share of a busy path than others."""
+        return self._lane.take_wanted()
+
 
 class Fetch:
     """One blob on its way. Dropping it cancels the fetch."""

@@ -43,6 +43,7 @@ class Totals:
             self.counted,
             bounds=steering.known_bounds,
             verdicts=steering.verdicts,
+            standings=steering.standings,
             drop_share=steering.drop_share,
             epsilon=steering.spending.total,
             recent_epsilon=steering.spending.recent,

@@ -13,7 +13,7 @@ from tailcut.policy.budget import LrOffer, Spending
 from tailcut.policy.planes import AdaptivePlanes, FixedPlanes, PlanesPolicy
 from tailcut.policy.steering import FixedSteering, Steering
 from tailcut.report import Report, size_of
-from tailcut.stats import OpBounds
+from tailcut.stats import ON_TIME_STANDING, OpBounds, Standing
 
 COLUMN_SHARE = 0.25
 """The deadline of a column's op, as a share of the deadline. Its bytes are few. What is left after SCATTER in
@@ -112,6 +112,10 @@ class GridSteering:
         self._row.patient = self._over_budget == "wait" and self.spending.over
         return self._row.after(report, now_s)
 
+    def after_fetch(self, report: Report) -> None:
+        """Learn from an op of which this rank has only taken the mean: the factor of the learning rate."""
+        self._lr.after(report, self.spending.recent)
+
     def excess(self) -> BudgetExceeded | None:
         """The error that ``wait()`` raises if the ops have cost too much and the user wants to be told."""
         if self._over_budget != "raise" or not self.spending.over:
@@ -141,6 +145,11 @@ class GridSteering:
     def verdicts(self) -> tuple[dict[str, int], ...]:
         """By rank: how often each verdict was given. It is empty for ranks outside the row."""
         return self._grid.spread(self._row.verdicts, self._rank, {})
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """By rank: whether it is late, slow, stuck or dead. Ranks outside the row count as on time."""
+        return self._grid.spread(self._row.standings, self._rank, ON_TIME_STANDING)
 
     def describe(self) -> str:
         """The derived bounds, in words."""

@@ -6,8 +6,10 @@ the same values, because bounds limit only a rank's own waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from tailcut import _native
 from tailcut.mirror import Ending, Link, Stage, StageReport
@@ -15,19 +17,18 @@ from tailcut.policy.deadline import LEAST_SHARE, StageBound, fixed, to_native
 from tailcut.policy.early_exit import LEAST_SHARE as LEAST_GRACE_SHARE
 from tailcut.policy.early_exit import EarlyExit
 from tailcut.policy.incast import LOSS_LOW, Incast
-from tailcut.policy.straggler import Stragglers, arrivals_s, judge, median_of
+from tailcut.policy.standing import Standings
+from tailcut.policy.straggler import LATE_SHARE, Stragglers, arrivals_s, is_awaited, judge, median_of
 from tailcut.report import Report, Verdict
-from tailcut.stats import OpBounds
+from tailcut.stats import OpBounds, Standing
 
 GUESS_FACTOR = 2.0
 """A size class of which nothing is known yet gets this many times the bounds of another one."""
 
 _CUT: tuple[Ending, ...] = ("bound", "deadline")
 
-ABSENT_OPS = 3
-"""A rank that was compute-late and brought nothing in this many ops in a row is not a tail to cut. The
-longest bounds hold until it is back. Otherwise the others would leave it behind while it only writes a
-checkpoint."""
+PERIODS = 9
+"""How many of the latest times from op to op of a bucket say what is usual."""
 
 
 @dataclass
@@ -40,7 +41,7 @@ class _StagePolicy:
     def learn(
         self, seq: int, ended_by: Ending, took_s: float, needed_s: float, came_s: float | None, loss: float
     ) -> None:
-        """Learn from a stage that ended after ``took_s``. Among ranks that are not silent, the last one was
+        """Learn from a stage that ended after ``took_s``. Among ranks that were awaited, the last one was
         done after ``needed_s`` and the median one after ``came_s``; ``loss`` is theirs too."""
         if ended_by == "all":
             self.bound.completed(seq, took_s)
@@ -67,9 +68,10 @@ class Steering:
         self._place = members.index(rank)
         self._longest = fixed(deadline_s)
         self._classes: dict[int, dict[Stage, _StagePolicy]] = {}  # by the bit length of an op's size
-        self._absent_ops: dict[int, int] = {}  # by place in the members: ops in a row
+        self._periods = Periods()
         self._incast = Incast(len(members))
         self._stragglers = Stragglers(members, straggler_share, whose)
+        self._standings = Standings(len(members), straggler_share)
         self._alarms: list[str] = []
         self.patient = False
         """Set from outside: the longest bounds hold because recent ops have lacked too much."""
@@ -87,14 +89,11 @@ class Steering:
         """The bounds of the next op of this size (``size_of``)."""
         size_class = size.bit_length()
         policies = self._classes.get(size_class) or self._new_class()
-        if any(ops >= ABSENT_OPS for ops in self._absent_ops.values()):
-            scatter_s, gather_s = self._longest.scatter_s, self._longest.gather_s
-        else:
-            scatter_s = self._bound_s(policies, size_class, "scatter")
-            # If t_B closed SCATTER, all bytes of the mean may have to move afterwards: as many as before.
-            usual_s = policies["scatter"].early_exit.average_s
-            usual_s = scatter_s if usual_s is None else usual_s
-            gather_s = max(usual_s, self._bound_s(policies, size_class, "gather"))
+        scatter_s = self._bound_s(policies, size_class, "scatter")
+        # If t_B closed SCATTER, all bytes of the mean may have to move afterwards: as many as before.
+        usual_s = policies["scatter"].early_exit.average_s
+        usual_s = scatter_s if usual_s is None else usual_s
+        gather_s = max(usual_s, self._bound_s(policies, size_class, "gather"))
         return self._longest._replace(
             scatter_s=scatter_s,
             gather_s=gather_s,
@@ -119,6 +118,11 @@ class Steering:
         """By rank: how often each verdict was given."""
         return self._stragglers.counts
 
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """By member: whether it is late, slow, stuck or dead, since when, and what that has cost."""
+        return self._standings.standings
+
     def describe(self) -> str:
         """The derived bounds, in words."""
         least_s = LEAST_SHARE * self._longest.deadline_s
@@ -139,12 +143,16 @@ class Steering:
                 policies[late.stage].bound.came_late(late.seq, late.took_s)
         came_s = arrivals_s(report.links, "scatter", self._place)
         usual_s = self._policy(report.size, "scatter").early_exit.average_s or 0.0
-        least_s = LEAST_GRACE_SHARE * self._longest.deadline_s
+        period_s = self._periods.after(report.key, now_s - report.elapsed_s)
+        slack_s = LATE_SHARE * (period_s or self._longest.deadline_s)
+        least_s = max(LEAST_GRACE_SHARE * self._longest.deadline_s, slack_s)
         report = report.judged(judge(report, self._place, came_s, usual_s, least_s))
         self._alarms += self._stragglers.after(report, report.verdicts)
+        self._standings.after(
+            report, now_s, period_s=period_s, usual_s=usual_s, drop_share=self._stragglers.drop_share
+        )
         self._learn("scatter", report, came_s)
         self._learn("gather", report, arrivals_s(report.links, "gather", self._place))
-        self._note_absence(report)
         self._incast.after(_shared_loss(report))
         return report
 
@@ -191,18 +199,25 @@ class Steering:
             took_s,
             max(0.0, max(came_s, default=own_s) - start_s, own_s - start_s),
             max(0.0, median_of(came_s) - start_s) if came_s else None,
-            _loss(ended, [link for link in report.links if not link.silent], stage),
+            _loss(ended, [link for link in report.links if is_awaited(link, stage)], stage),
         )
 
-    def _note_absence(self, report: Report) -> None:
-        if report.scatter.ended_by == "all":
-            self._absent_ops.clear()
-            return
-        self._absent_ops = {
-            place: self._absent_ops.get(place, 0) + 1
-            for place, verdict in enumerate(report.verdicts)
-            if verdict is Verdict.COMPUTE_LATE and report.links[place].scatter.lost_frac >= 1
-        }
+
+class Periods:
+    """The usual time from an op of a bucket to the next: what a late entry is measured against."""
+
+    def __init__(self) -> None:
+        self._entered_s: dict[Hashable, float] = {}  # by key: the latest entry of this rank
+        self._latest_s: dict[Hashable, deque[float]] = {}
+
+    def after(self, key: Hashable, entered_s: float) -> float:
+        """An op was entered at ``entered_s``. Returns the usual time between two of its key; 0: not known."""
+        before_s = self._entered_s.get(key)
+        self._entered_s[key] = entered_s
+        latest_s = self._latest_s.setdefault(key, deque(maxlen=PERIODS))
+        if before_s is not None:
+            latest_s.append(entered_s - before_s)
+        return median_low(latest_s) if latest_s else 0.0
 
 
 class FixedSteering(Steering):

@@ -14,7 +14,9 @@ from tailcut.mirror import Link, Stage, StageReport
 from tailcut.report import Report, Verdict
 
 LATE_SHARE = 0.5
-"""A rank is late if it is done this share of the stage's usual time after the median rank."""
+"""A rank is late if it is done so much later than the median rank, as a share of the stage's usual time and
+of the usual time between two ops of the bucket: in a healthy run ranks enter apart by more than a short stage
+takes."""
 
 LOSSY = 0.01
 """A link that loses more than this share of its packets is lossy: ten times the loss that makes the policies
@@ -34,9 +36,19 @@ DROPPED_FROM = 0.5
 
 
 def arrivals_s(links: Sequence[Link], stage: Stage, place: int) -> list[float]:
-    """When the latest packets of the other ranks came, in ascending order, without silent ranks."""
-    heard = [link for peer, link in enumerate(links) if peer != place and not link.silent]
+    """When the latest packets of the other ranks came, in ascending order, of those that were awaited."""
+    heard = [link for peer, link in enumerate(links) if peer != place and is_awaited(link, stage)]
     return sorted([t for link in heard if (t := getattr(link, stage).last_s) is not None])
+
+
+def is_awaited(link: Link, stage: Stage) -> bool:
+    """Whether the stage waited for what the rank brings: its contribution, or the mean of its shard."""
+    return not link.silent and (stage == "gather" or link.awaited)
+
+
+def is_dropped(link: Link) -> bool:
+    """Whether a contribution was expected and not used."""
+    return link.scatter.lost_frac > DROPPED_FROM and not link.abstained
 
 
 def judge(
@@ -52,7 +64,7 @@ def judge(
         usual_s = max(0.0, median_of(came_s) - start_s)
     slack_s = max(least_s, LATE_SHARE * usual_s)
     late_after_s = start_s + usual_s + slack_s
-    complete = report.scatter.ended_by == "all" == report.gather.ended_by
+    complete = not (report.scatter.missing or report.gather.missing)
     prompt = -start_s <= slack_s and (not came_s or came_s[-1] <= late_after_s)
     if complete and prompt and not _trouble(report.links):
         return (Verdict.ON_TIME,) * len(report.links)
@@ -88,7 +100,8 @@ def _verdict(
     if link.scatter.missing and not link.abstained:
         if entered_s is None:  # nothing of it came; if the rank is alive, its engine still answers
             return Verdict.SILENT if link.gather.lost_frac >= 1 else Verdict.COMPUTE_LATE
-        if entered_late:
+        # It entered when half of the stage was over.
+        if entered_s - start_s > LATE_SHARE * (report.scatter.took_s or 0.0):
             return Verdict.COMPUTE_LATE
         return _unfinished(report.scatter, last_s, start_s)
     if last_s is not None and last_s > late_after_s:
@@ -130,7 +143,7 @@ class Stragglers:
     def after(self, report: Report, verdicts: Sequence[Verdict]) -> list[str]:
         """What to tell the user now. Each rank is reported once, and again only after it has recovered."""
         self._count(verdicts)
-        dropped = {} if report.scatter.ended_by == "all" else _dropped(report, verdicts)
+        dropped = _dropped(report, verdicts) if report.scatter.missing else {}
         if len(self._dropped) == WINDOW:
             for rank in self._dropped[0]:
                 self._drops[rank] -= 1
@@ -185,7 +198,7 @@ def _dropped(report: Report, verdicts: Sequence[Verdict]) -> dict[int, Verdict]:
     return {
         place: verdict
         for place, (link, verdict) in enumerate(zip(report.links, verdicts, strict=False))
-        if link.scatter.lost_frac > DROPPED_FROM and not link.abstained
+        if is_dropped(link)
     }
 
 

@@ -6,10 +6,10 @@ Owns what a training script uses: figures, state, the end. Touches only the grad
 
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C._distributed_c10d import GradBucket
@@ -21,8 +21,12 @@ from tailcut.errors import ConfigError
 from tailcut.group import Group
 from tailcut.policy.budget import EXCESS
 from tailcut.pytorch.blocks import Bucket
+from tailcut.pytorch.catch_up import CatchUp
 from tailcut.pytorch.demands import check_gradients, check_scaler, fitting, warn_of_what_blocks
+from tailcut.pytorch.following import Following
+from tailcut.pytorch.passes import Passes
 from tailcut.pytorch.reducer import Reducer
+from tailcut.pytorch.rejoin import Rejoin
 from tailcut.pytorch.reliable import ReliableParameters
 from tailcut.pytorch.resync import Replica, copy_from
 from tailcut.pytorch.rolling import RollingResync
@@ -31,6 +35,8 @@ from tailcut.pytorch.startup import announce, attachment_name, disabled, open_gr
 from tailcut.report import Report
 from tailcut.stats import Stats
 
+Batch = TypeVar("Batch")
+
 
 def attach(
     ddp: DistributedDataParallel,
@@ -38,6 +44,7 @@ def attach(
     optimizer: torch.optim.Optimizer | None = None,
     on_over_budget: Callable[[Stats], None] | None = None,
     scaler: Any = None,
+    step: Callable[[], object] | None = None,
     **settings: Any,
 ) -> "Attachment":
     """Average the gradients of ``ddp`` through tailcut from now on. Every rank calls it, before any step.
@@ -48,14 +55,23 @@ def attach(
     skipped, and ``Attachment.resync`` copies the scale. ``on_over_budget`` is called when gradients have cost
     more than ``config.budget`` for a hundred buckets in a row. Another thread calls it while backward waits,
     and backward raises what it raises.
+
+    With ``optimizer`` a rank that is whole steps behind does not compute them, but takes their means
+    (docs/pytorch.md). ``step`` is then called for each: it does all that stands between backward and
+    zero_grad, such as unscaling, clipping, the step and the scheduler. The default is ``optimizer.step()``,
+    or with a scaler ``scaler.step(optimizer)`` and ``scaler.update()``.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise ConfigError(
             f"attach takes a DistributedDataParallel model, not {type(ddp).__name__}; "
             "attach before torch.compile, and for HSDP use the backend 'tailcut'"
         )
+    if step is not None and optimizer is None:
+        raise ConfigError(
+            "step= is for steps that this rank skips, which it does with optimizer= only; pass both"
+        )
     if disabled():
-        return Attachment(ddp, None, optimizer, scaler)
+        return Attachment(ddp, None, optimizer, scaler, step)
     check_gradients(ddp)
     check_scaler(scaler)
     config = fitting(configured(config, settings), ddp)
@@ -68,7 +84,7 @@ def attach(
         config,
         on_over_budget,
     )
-    attachment = Attachment(ddp, group, optimizer, scaler)
+    attachment = Attachment(ddp, group, optimizer, scaler, step)
     try:
         ddp.register_comm_hook(attachment, average_bucket)
     except BaseException:
@@ -91,6 +107,7 @@ class Attachment:
         group: Group | None,
         optimizer: torch.optim.Optimizer | None,
         scaler: Any = None,
+        step: Callable[[], object] | None = None,
     ) -> None:
         # A weak reference: the model holds its hook in C++, where the collector does not see the cycle.
         self._ddp: weakref.ref[DistributedDataParallel] | None = weakref.ref(ddp)
@@ -112,8 +129,29 @@ class Attachment:
             if scaler is not None:
                 self._scaling = Scaling(scaler, optimizer, group.config.window_ops)
             self._reducer = Reducer(group, self._listen, farewell)
-        self._rolling = self._roll(ddp) if group is not None else None
-        self.reports: deque[Report] = deque(maxlen=group.config.window_ops if group else 0)
+        self._passes = Passes()
+        self._left_out = 0  # of the skipped steps: those whose batches are left out
+        self._rolling = self._roll() if group is not None else None
+        self._rejoin = self._rejoining() if group is not None else None
+        self._catch_up: CatchUp | None = None
+        if group is not None and optimizer is not None:
+            take_step = step or partial(_step, optimizer, scaler)
+            self._catch_up = CatchUp(
+                group, self._passes, optimizer, take_step, self._begin_pass, self._listen
+            )
+        self._following: Following | None = None
+        if self._reducer is not None:
+            self._following = Following(
+                self._reducer,
+                self._passes,
+                self._catch_up,
+                self._rejoin,
+                self._replica,
+                self._restart,
+                self._warn_once,
+            )
+        ddp.register_forward_pre_hook(self._before_forward)
+        self.reports: deque[Report] = deque(maxlen=_kept_reports(group.config.window_ops) if group else 0)
         """The reports of the latest ops, in order. One op is one bucket."""
 
     @property
@@ -125,6 +163,28 @@ class Attachment:
     def config(self) -> Config | None:
         """The effective configuration."""
         return self._reducer.group.config if self._reducer else None
+
+    @property
+    def step(self) -> int:
+        """The group's step: averaged backward passes that this rank has begun, or skipped because the others
+        had done them. For loops that count: ``while attachment.step < total``."""
+        return self._passes.step
+
+    def batches(self, loader: Iterable[Batch], per_step: int = 1) -> Iterator[Batch]:
+        """The batches of ``loader`` without those of steps that this rank has skipped, so that it is at the
+        same batch as the others. The batch at which it found itself behind was drawn before, and is used.
+
+        ``per_step`` is how many batches a step takes. What the end of the loader leaves over is left out of
+        the next one.
+        """
+        left_out = 0  # batches of the step that is being left out
+        for batch in loader:
+            if self._left_out < self._passes.skipped:
+                left_out += 1
+                if left_out == per_step:
+                    self._left_out, left_out = self._left_out + 1, 0
+                continue
+            yield batch
 
     def stats(self) -> Stats:
         """The totals, with those of the runs before a checkpoint."""
@@ -138,10 +198,13 @@ class Attachment:
     def _with_drift(self, stats: Stats) -> Stats:
         rolling = self._rolling
         stats.resynced_bytes = self._resynced_bytes
+        stats.skipped_steps = self._passes.skipped
         if rolling is not None:
             stats.drift = rolling.drift
             stats.resynced_blocks = rolling.resynced_blocks
             stats.resynced_bytes += rolling.resynced_bytes
+        if self._rejoin is not None:
+            stats.rejoins, stats.rejoined_bytes = self._rejoin.rejoins, self._rejoin.rejoined_bytes
         return stats
 
     @property
@@ -180,15 +243,14 @@ class Attachment:
 
         Every rank calls it. It uses DDP's own process group, so it is reliable and waits for every rank.
         """
-        replica = Replica(self._model(), self._optimizer, self._scaler)
-        step = self._rolling.step if self._rolling else 0
-        copied_bytes, step = copy_from(source, replica, step)
+        copied_bytes, self._passes.step = copy_from(source, self._replica(), self._passes.step)
+        self._passes.forget_form()
         self._resynced_bytes += copied_bytes
-        if self._rolling is not None:
-            self._rolling.restart(step)
-        if self._scaling is not None:
-            self._scaling.restart()
+        self._restart()
         if self._reducer:
+            if self._rejoin is not None:
+                self._rejoin.resynced(self._model())
+            self._reducer.behind = None
             self._reducer.group.resynced()
 
     def before_checkpoint(self) -> None:
@@ -225,10 +287,23 @@ class Attachment:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self._ddp = self._optimizer = self._scaler = self._scaling = self._reducer = self._rolling = None
+        self._catch_up = self._rejoin = self._following = None
+        self._passes = Passes()
+        self._left_out = 0
         self._resynced_bytes = 0
         self.reports = deque(maxlen=0)
 
-    def _roll(self, ddp: DistributedDataParallel) -> RollingResync | None:
+    def _replica(self) -> Replica:
+        return Replica(self._model(), self._optimizer, self._scaler)
+
+    def _restart(self) -> None:
+        """This replica was given the state of another: nothing that was under way is of use."""
+        if self._rolling is not None:
+            self._rolling.restart()
+        if self._scaling is not None:
+            self._scaling.restart()
+
+    def _roll(self) -> RollingResync | None:
         """Begin rolling resync, if it is wanted and the group can."""
         assert self._reducer is not None
         group = self._reducer.group
@@ -239,6 +314,7 @@ class Attachment:
             group._ops,
             state,
             self._optimizer,
+            self._passes,
             rank=group.rank,
             ranks=group.world_size,
             seed=group.config.seed,
@@ -246,12 +322,42 @@ class Attachment:
             bound=group.config.drift_bound,
         )
         self._reducer.companion = rolling
-        ddp.register_forward_pre_hook(self._before_forward)
         return rolling
 
-    def _before_forward(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _rejoining(self) -> Rejoin | None:
+        """What lets ranks rejoin, if it is wanted and can be done."""
+        assert self._reducer is not None
+        group = self._reducer.group
+        state = group._ops.state
+        if state is None or group.world_size == 1 or self._optimizer is None or not group.config.rejoin:
+            return None
+        return Rejoin(group, state)
+
+    # Under torch.compile, counts that change with every pass would make it compile anew.
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def _before_forward(self, ddp: DistributedDataParallel, inputs: tuple[Any, ...]) -> None:
+        if self._reducer is None:  # TAILCUT_DISABLE=1: there is no hook that counts
+            self._passes.step += ddp.training and torch.is_grad_enabled() and ddp.require_backward_grad_sync
+            return
         if self._rolling is not None:
             self._rolling.correct()
+        if self._following is not None:
+            self._following.before_forward(ddp)
+
+    def _begin_pass(self) -> float:
+        """A pass begins, computed or skipped. Returns its loss scale; 0 is none."""
+        if self._scaling is None:
+            return 0.0
+        assert self._reducer is not None
+        self._reducer.group.skipped(self._scaling.begin_pass())
+        return self._scaling.loss_scale
+
+    def _share_state(self, first: bool, last: bool) -> None:
+        """A bucket is about to be averaged. Nothing of the model changes meanwhile."""
+        if self._rolling is not None:
+            self._rolling.enter(first, last)
+        if self._rejoin is not None and first:
+            self._rejoin.donate(self._replica(), self._passes.step)
 
     def _listen(self, report: Report) -> None:
         self.reports.append(report)
@@ -290,13 +396,28 @@ def average_bucket(attachment: Attachment, bucket: GradBucket) -> torch.futures.
     # DDP rebuilds its buckets after the first step, so an index would then mean another bucket.
     parameters = bucket.parameters()
     key = attachment._names.get(parameters[0])
-    first = bucket.index() == 0
-    if attachment._rolling is not None:
-        attachment._rolling.enter(Bucket(key, tuple(parameters)), first, bucket.is_last())
-    scaling, loss_scale = attachment._scaling, 0.0
-    if scaling is not None:
-        if first:
-            attachment._reducer.group.skipped(scaling.begin_pass())
-        loss_scale = scaling.loss_scale
+    first, last = bucket.index() == 0, bucket.is_last()
+    attachment._passes.enter(Bucket(key, tuple(parameters)), first, last)
+    if attachment._reducer.behind is None:
+        attachment._share_state(first, last)
+    if attachment._catch_up is not None and last:
+        attachment._catch_up.note_pass()
+    if first:
+        attachment._begin_pass()
+    loss_scale = attachment._scaling.loss_scale if attachment._scaling else 0.0
     reliable = attachment._reliable.runs(parameters)
     return attachment._reducer.average(bucket.buffer(), key, reliable=reliable, loss_scale=loss_scale).future
+
+
+def _step(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+    """What stands between backward and zero_grad, if the user does not say."""
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def _kept_reports(window_ops: int) -> int:
+    """Those of a few steps: the window has those of many."""
+    return max(64, window_ops // 64)

@@ -54,17 +54,26 @@ class Block:
 
 
 def cut(
-    buckets: Sequence[Bucket], ranks: int, seed: int, number_of: Callable[[str | None], int]
+    buckets: Sequence[Bucket],
+    ranks: int,
+    seed: int,
+    number_of: Callable[[str | None], int],
+    weights: Sequence[int] = (),
 ) -> list[Block]:
-    """All blocks, in an order that is the same on all ranks. ``number_of`` is that of the ops."""
-    return [block for bucket in buckets for block in _blocks(bucket, ranks, seed, number_of(bucket.key))]
+    """All blocks, in an order that is the same on all ranks. ``number_of`` is that of the ops, and
+    ``weights`` are those of the owners by rank; without any all own alike."""
+    return [
+        block for bucket in buckets for block in _blocks(bucket, ranks, seed, number_of(bucket.key), weights)
+    ]
 
 
-def _blocks(bucket: Bucket, ranks: int, seed: int, number: int) -> Iterator[Block]:
+def _blocks(bucket: Bucket, ranks: int, seed: int, number: int, weights: Sequence[int]) -> Iterator[Block]:
     length = sum(parameter.numel() for parameter in bucket.parameters)
-    for shard in range(ranks):
-        begin, end = _native.shard_range(length, ranks, shard)
-        owner = _native.owner_of(shard, 0, ranks, seed, number)  # in every op of the key
+    # In every op of the key.
+    owners = [_native.owner_of(shard, 0, ranks, seed, number) for shard in range(ranks)]
+    of_shards = [weights[owner] for owner in owners] if weights else []
+    for shard, owner in enumerate(owners):
+        begin, end = _native.shard_range(length, ranks, shard, of_shards)
         for first in range(begin, end, BLOCK):
             last = min(first + BLOCK, end)
             yield Block(bucket.key, first, last - first, owner, tuple(_pieces(bucket, first, last)))
@@ -85,7 +94,7 @@ def segments(block: Block, optimizer: torch.optim.Optimizer | None) -> list[Segm
         Segment(name, piece.parameter, flat[piece.begin : piece.end])
         for piece in block.pieces
         for name, tensor in elementwise(piece.parameter, optimizer)
-        if (flat := _in_memory_order(tensor)) is not None
+        if (flat := in_memory_order(tensor)) is not None
     ]
     return sorted(found, key=lambda segment: segment.name)
 
@@ -103,7 +112,7 @@ def elementwise(
             yield name, value
 
 
-def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:
     """A flat view; none of a tensor whose memory has gaps or overlaps. DDP lays gradients out alike."""
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])

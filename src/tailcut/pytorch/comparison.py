@@ -138,6 +138,10 @@ class Comparison:
         self.drift = 0.0
         self.wish = 0
 
+    def forget_measured(self) -> None:
+        """Blocks are cut in another way."""
+        self._measured.clear()
+
     def _offer(self, step: int, blob: int, values: npt.NDArray[Any]) -> None:
         self._state.offer(blob, values)
         self._offered.append((step, blob))

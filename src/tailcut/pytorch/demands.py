@@ -19,6 +19,11 @@ from tailcut.pytorch.staging import DTYPES
 STEPS_IN_WINDOW = 4
 """The window holds the buckets of at least this many steps: a rank may be late by a backward pass or two."""
 
+BUCKETS_OF_A_STEP = 4
+"""``Config.window_ops`` is for steps of so many buckets. A model with more has a window of as many steps."""
+
+MOST_WINDOW_OPS = 1 << 16
+
 POOLED_BUCKETS = 4
 """The pool holds at least this many of the largest buckets: an op needs room for two of its size."""
 
@@ -62,9 +67,10 @@ def fitting(config: Config, ddp: DistributedDataParallel) -> Config:
     gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
     buckets = min(len(parameters), gradient_bytes // cap_bytes + len({p.dtype for p in parameters}) + 1)
     bucket_bytes = cap_bytes + max((4 * p.numel() for p in parameters), default=0)
+    steps = max(STEPS_IN_WINDOW, config.window_ops // BUCKETS_OF_A_STEP)
     return replace(
         config,
-        window_ops=max(config.window_ops, STEPS_IN_WINDOW * buckets),
+        window_ops=max(config.window_ops, min(steps * buckets, MOST_WINDOW_OPS)),
         pool_bytes=max(config.pool_bytes, POOLED_BUCKETS * bucket_bytes),
     )
 

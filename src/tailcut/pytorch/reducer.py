@@ -82,8 +82,15 @@ class Reducer:
         self, group: Group, listener: Listener | None = None, farewell: Callable[[], None] | None = None
     ) -> None:
         self.group = group
+        # A tensor must not meet another one of a group that has gone on. Grids have no such check.
+        group._ops.in_order = group._ops.state is not None
         self._listener = listener
         self._farewell = farewell  # called once, when the group is closed
+        self.rejoins = False
+        """Whether a rank that is too far behind stays in the group. Without it, it gets an error."""
+        self.behind: str | None = None
+        """Why nothing is averaged any more: the others are too far ahead. Whoever makes the rank rejoin sets
+        it to None."""
         self.companion: Companion | None = None
         """What works beside it with the same group, and ends with it."""
         self._seen_ops = 0  # how many ops the totals had when the user asked for them last
@@ -135,6 +142,16 @@ class Reducer:
         self._seen_ops = stats.ops
         return stats
 
+    def fall_behind(self, report: Report) -> BehindError:
+        """Leave the group after it has gone on without this rank. Returns the error that says so."""
+        # The others are at another tensor than the next one here, so leave before it is sent.
+        self.group.close(linger_s=0.0)
+        return BehindError(
+            f"{report}; window_ops={self.group.config.window_ops} is the most it may be behind. "
+            "Its parameters are out of date: restart it from a checkpoint, or with its group; with "
+            "attach(..., optimizer=) and rejoin=True it fetches the state of the others"
+        )
+
     def close(self, linger_s: float | None = None) -> None:
         """Close the group, as ``Group.close`` does. What is in flight ends with an error."""
         if os.getpid() != self._process:
@@ -161,6 +178,10 @@ class Reducer:
             self.close(linger_s=0.0)
 
     def _submit(self, reduction: Reduction, passage: Passage) -> None:
+        if self.behind is not None:  # the others are at another tensor
+            reduction.tensor.detach().zero_()
+            reduction.complete()
+            return
         try:
             key = reduction.key
             if key in self._works:
@@ -193,17 +214,17 @@ class Reducer:
         try:
             report = work.wait()
             pass_on_news(self.group)
-            if report.status == "behind":
-                # The others are at another tensor than the next one here, so leave before it is sent.
-                self.group.close(linger_s=0.0)
-                raise BehindError(
-                    f"{report}; window_ops={self.group.config.window_ops} is the most it may be behind. "
-                    "Its parameters are out of date: restart it from a checkpoint, or with its group"
-                )
+            behind = report.status == "behind"
+            if behind and not self.rejoins:
+                raise self.fall_behind(report)
+            if behind:
+                self.behind = self.behind or f"is {report.behind_ops} ops behind"
             with passage.go_back():
-                if reduction.scale != 1:
+                if behind:
+                    reduction.tensor.detach().zero_()
+                elif reduction.scale != 1:
                     reduction.tensor.detach().mul_(reduction.scale)
-                if self._listener is not None:
+                if self._listener is not None and not behind:
                     self._listener(report)
                 reduction.complete()
         except Exception as error:

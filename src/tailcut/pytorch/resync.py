@@ -37,9 +37,11 @@ def copy_from(source: int, replica: Replica, count: int) -> tuple[int, int]:
     ddp, optimizer, scaler = replica
     group = ddp.process_group
     root = dist.get_global_rank(group, source)
-    tensors = [*ddp.module.parameters(), *ddp.module.buffers()]
     if optimizer is not None:
-        tensors += _agree_on_shape(root, group, optimizer)
+        shape: list[Any] = [shape_of(optimizer)]
+        dist.broadcast_object_list(shape, root, group=group)
+        take_shape(optimizer, shape[0])
+    tensors = tensors_of(replica)
     plain: list[Any] = [count, scaler.state_dict() if scaler is not None else None]
     dist.broadcast_object_list(plain, root, group=group)
     if plain[1]:
@@ -83,7 +85,17 @@ def _hash_of(run: torch.Tensor) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-class _Empty(NamedTuple):
+def tensors_of(replica: Replica) -> list[torch.Tensor]:
+    """All that has values, in one order on all ranks whose optimizers have the same shape."""
+    tensors = [*replica.ddp.module.parameters(), *replica.ddp.module.buffers()]
+    if replica.optimizer is not None:
+        for held, _ in _holders(replica.optimizer):
+            # By name, because a rank may have made its entries in another order.
+            tensors += [held[name] for name in sorted(held) if torch.is_tensor(held[name])]
+    return tensors
+
+
+class Empty(NamedTuple):
     """It stands for a tensor whose values come later."""
 
     shape: torch.Size
@@ -91,28 +103,26 @@ class _Empty(NamedTuple):
     on_host: bool
 
 
-def _agree_on_shape(
-    root: int, group: dist.ProcessGroup, optimizer: torch.optim.Optimizer
-) -> list[torch.Tensor]:
-    """Give every optimizer the entries of the source: plain values, and tensors that are filled later.
+def shape_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """What an optimizer holds: plain values, and tensors without their values."""
+    return [_without_values(held) for held, _ in _holders(optimizer)]
+
+
+def take_shape(optimizer: torch.optim.Optimizer, shape: list[dict[str, Any]]) -> None:
+    """Give an optimizer the entries of another: plain values, and tensors that are filled later.
 
     A rank that has just joined may have no state at all, and a rank that was further may have more.
     """
-    shape: list[Any] = [[_without_values(held) for held, _ in _holders(optimizer)]]
-    dist.broadcast_object_list(shape, root, group=group)
-    tensors = []
-    for (held, parameter), entries in zip(_holders(optimizer), shape[0], strict=True):
+    for (held, parameter), entries in zip(_holders(optimizer), shape, strict=True):
         for name in set(held) - set(entries) - {"params"}:
             del held[name]
         for name, entry in entries.items():
-            if isinstance(entry, _Empty):
+            if isinstance(entry, Empty):
                 device = "cpu" if entry.on_host or parameter is None else parameter.device
                 if _without_values(held).get(name) != entry:
                     held[name] = torch.zeros(entry.shape, dtype=entry.dtype, device=device)
-                tensors.append(held[name])
             else:
                 held[name] = entry
-    return tensors
 
 
 def _holders(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], torch.Tensor | None]]:
@@ -125,9 +135,7 @@ def _holders(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any],
 
 def _without_values(held: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: _Empty(value.shape, value.dtype, value.device.type == "cpu")
-        if torch.is_tensor(value)
-        else value
+        name: Empty(value.shape, value.dtype, value.device.type == "cpu") if torch.is_tensor(value) else value
         for name, value in held.items()
         if name != "params"
     }

@@ -22,6 +22,7 @@ from tailcut.pytorch.blocks import Block, Bucket, Segment, cut, elementwise, seg
 from tailcut.pytorch.comparison import Comparison, SetAside
 from tailcut.pytorch.correction import Correction, apply
 from tailcut.pytorch.drift import words_of
+from tailcut.pytorch.passes import Passes
 from tailcut.pytorch.thread import start
 from tailcut.pytorch.turns import URGENT_STEPS, Turns
 
@@ -50,6 +51,10 @@ class _Restart:
     """All replicas have been made equal."""
 
 
+class _Recut:
+    """The blocks are others from now on."""
+
+
 class RollingResync:
     """One replica. The hook of DDP tells it of buckets, and its module of forward passes."""
 
@@ -58,6 +63,7 @@ class RollingResync:
         ops: Ops,
         state: State,
         optimizer: torch.optim.Optimizer | None,
+        passes: Passes,
         *,
         rank: int,
         ranks: int,
@@ -67,16 +73,15 @@ class RollingResync:
     ) -> None:
         self._ops = ops
         self._optimizer = optimizer
+        self._passes = passes
         self._rank = rank
         self._ranks = ranks
         self._seed = seed
         self._coordinate_bytes = SHARE * SENT_BYTES[codec]
         self._bound = bound
-        self.step = 0
-        """Averaged backward passes that have begun."""
-        self._buckets: list[Bucket] = []  # of this pass, so far
-        self._form: list[tuple[str | None, tuple[int, ...]]] = []  # of the buckets of the last pass
+        self._form: Sequence[Bucket] = ()  # what the blocks are cut from
         self._blocks: list[Block] = []
+        self._epoch = 0  # whose owners the blocks have
         self._turns = Turns([], 0)  # of the blocks
         self._valid_from = 0  # corrections of earlier steps are void
         self._corrected: dict[Block, int] = {}  # when; copies up to then do not have it
@@ -85,16 +90,15 @@ class RollingResync:
         self.resynced_blocks = 0
         self.resynced_bytes = 0
         self._comparison = Comparison(state, rank, ranks, seed)
-        self._work: queue.SimpleQueue[_Copied | _Restart | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Copied | _Restart | _Recut | None] = queue.SimpleQueue()
         self._thread = start("tailcut-resync", self._work, RollingResync._handle, self)
 
-    def restart(self, step: int) -> None:
-        """All replicas are equal, and all ranks call this with the same step."""
-        self.step = step
-        self._valid_from = step + 1
+    def restart(self) -> None:
+        """All replicas are equal, and all ranks call this at the same step."""
+        self._valid_from = self._passes.step + 1
         self._corrections.clear()
         self._corrected.clear()
-        self._form, self._blocks = [], []  # the form of the state may be another one on this rank now
+        self._form, self._blocks = (), []  # the form of the state may be another one on this rank now
         self._comparison.drift = 0.0
         self._work.put(_Restart())
 
@@ -110,36 +114,42 @@ class RollingResync:
 
     # ---- in the hook of DDP
 
-    def enter(self, bucket: Bucket, first: bool, last: bool) -> None:
+    def enter(self, first: bool, last: bool) -> None:
         """A bucket of gradients is about to be averaged. Nothing of the model changes meanwhile."""
         try:
             if first:
-                self.step += 1
-                self._buckets = []
+                self._follow_owners()
                 copied = self._set_aside()
                 if copied.blocks or self._comparison.under_way:
                     self._work.put(copied)
-            self._buckets.append(bucket)
-            if last:
-                self._learn_form()
+            if last and self._passes.form is not self._form:
+                self._form = self._passes.form
+                self._cut()
         except Exception as error:  # what a hook raises would break DDP
             self._failure = error
 
-    def _learn_form(self) -> None:
-        """Cut the buckets into blocks once two passes had the same: DDP rebuilds them after the first."""
-        form = [(bucket.key, tuple(map(id, bucket.parameters))) for bucket in self._buckets]
-        if form != self._form:
-            self._form, self._blocks = form, []
-        elif not self._blocks:
-            self._blocks = cut(self._buckets, self._ranks, self._seed, self._ops.number_of)
-            names = max(
-                len(list(elementwise(parameter, self._optimizer)))
-                for bucket in self._buckets
-                for parameter in bucket.parameters
-            )
-            costs_bytes = [4 * block.count * names + 8 * words_of(names) for block in self._blocks]
-            coordinates = sum(block.count for block in self._blocks)
-            self._turns = Turns(costs_bytes, int(self._coordinate_bytes * coordinates))
+    def _follow_owners(self) -> None:
+        """Cut anew when the last pass was in another epoch. That is alike on all ranks that were in it."""
+        if self._ops.epoch == self._epoch:
+            return
+        self._epoch, self._form, self._blocks = self._ops.epoch, (), []
+        self._work.put(_Recut())
+
+    def _cut(self) -> None:
+        """Cut the buckets of a pass into blocks."""
+        self._blocks = cut(
+            self._form, self._ranks, self._seed, self._ops.number_of, self._ops.weights_of(self._epoch)
+        )
+        if not self._blocks:
+            return
+        names = max(
+            len(list(elementwise(parameter, self._optimizer)))
+            for bucket in self._form
+            for parameter in bucket.parameters
+        )
+        costs_bytes = [4 * block.count * names + 8 * words_of(names) for block in self._blocks]
+        coordinates = sum(block.count for block in self._blocks)
+        self._turns = Turns(costs_bytes, int(self._coordinate_bytes * coordinates))
 
     def _set_aside(self) -> _Copied:
         """Copies of the blocks whose turn it is. They are the same on all ranks."""
@@ -151,21 +161,23 @@ class RollingResync:
                 asides.append(SetAside(block, copies, offered))
             if offered and block.owner != self._rank:  # what the owner has applied comes with its copy
                 self._ops.forget(block.key, block.first, block.count)
-        return _Copied(self.step, asides, _events(copy for aside in asides for copy in aside.copies))
+        return _Copied(self._passes.step, asides, _events(copy for aside in asides for copy in aside.copies))
 
     def _chosen(self) -> dict[Block, bool]:
         """Which blocks are compared, and whether they are copied where they differ."""
-        turns, step = self._turns, self.step
+        turns, step = self._turns, self._passes.step
         copied = {*turns.copied(step), *turns.all_soon(self._comparison.wish, step)}
         compared = copied.union(turns.compared(step))
         return {self._blocks[index]: index in copied for index in sorted(compared)}
 
     # ---- in the thread
 
-    def _handle(self, work: _Copied | _Restart) -> None:
+    def _handle(self, work: _Copied | _Restart | _Recut) -> None:
         try:
             if isinstance(work, _Restart):
                 self._comparison.restart()
+            elif isinstance(work, _Recut):
+                self._comparison.forget_measured()
             elif work.step >= self._valid_from:
                 self._compare(work)
         except Exception as error:
@@ -203,8 +215,9 @@ class RollingResync:
             corrected_at = self._corrected.get(correction.block, 0)
             if correction.step <= max(corrected_at, self._valid_from - 1):
                 continue
-            if apply(correction, self._optimizer, self.step - correction.step + 1):
-                self._corrected[correction.block] = self.step
+            step = self._passes.step
+            if apply(correction, self._optimizer, step - correction.step + 1):
+                self._corrected[correction.block] = step
                 self.resynced_blocks += 1
                 self.resynced_bytes += sum(segment.values.nbytes for segment in correction.own)
 

@@ -34,6 +34,11 @@ class TorchStore:
     def get(self, key: str) -> bytes:
         return self._ask(lambda: self._store.get(key))
 
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self._ask(
+            lambda: bytes(self._store.compare_set(key, expected, desired))  # type: ignore[attr-defined]
+        )
+
     def check(self, keys: list[str]) -> bool:
         return self._ask(lambda: bool(self._store.check(keys)))  # type: ignore[attr-defined]
 

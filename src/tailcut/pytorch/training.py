@@ -6,9 +6,10 @@ Owns the default process group of this process. Knows nothing of freezes, clocks
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from tailcut.report import Report
 
 Images = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
+Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,7 @@ class GlooTrainer:
         torch.manual_seed(setup.seed)
         self._ddp = DistributedDataParallel(_mlp(setup.layers))
         self._optimizer = torch.optim.SGD(self._ddp.parameters(), setup.learning_rate, momentum=0.9)
+        self._steps = 0
 
     def step(self, images: Images, labels: Labels) -> float:
         """Do one step with this rank's batch and return its loss."""
@@ -57,7 +60,17 @@ class GlooTrainer:
         loss = nn.functional.cross_entropy(self._ddp(torch.from_numpy(images)), torch.from_numpy(labels))
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
+        self._steps += 1
         return loss.item()
+
+    def batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Those that this rank computes."""
+        return iter(batches)
+
+    @property
+    def steps(self) -> int:
+        """How many steps the parameters have seen."""
+        return self._steps
 
     def take_reports(self) -> tuple[Report, ...]:
         """The reports of the ops since the last call."""
@@ -90,6 +103,13 @@ class TailcutTrainer(GlooTrainer):
         self._attachment = attach(self._ddp, setup.config, self._optimizer)
         if not self._attachment.enabled:
             raise ConfigError("TAILCUT_DISABLE is set: both sides of the demo would be Gloo; unset it")
+
+    def batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        return self._attachment.batches(batches)
+
+    @property
+    def steps(self) -> int:
+        return self._attachment.step
 
     def take_reports(self) -> tuple[Report, ...]:
         reports = tuple(self._attachment.reports)

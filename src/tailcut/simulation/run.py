@@ -14,6 +14,8 @@ from tailcut.engine.loss_scale import tag_of
 from tailcut.errors import TailcutError
 from tailcut.grid import GridLayout
 from tailcut.policy.deadline import fixed_bounds
+from tailcut.policy.epoch_values import Epoch
+from tailcut.policy.epochs import Agreement, Step
 from tailcut.policy.grid import COLUMN_SHARE, GridSteering
 from tailcut.report import Report, outcome_of
 from tailcut.simulation.network import ns
@@ -81,7 +83,7 @@ def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _na
     scenario.fill(spec)
     for name in (
         *("ranks", "rows", "socket_buffer_bytes", "pool_bytes", "window_ops", "first_seq", "depth"),
-        *("record", "elided", "resend", "paced", "multicast", "stand_in"),
+        *("record", "elided", "resend", "paced", "multicast", "stand_in", "attendance"),
     ):
         setattr(spec, name, getattr(scenario, name))
     spec.buckets = scenario.buckets
@@ -115,6 +117,8 @@ def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _na
         spec.inject(ns(at_s), destination, datagram)
     if policies is None and scenario.steering:
         policies = _steering(scenario)
+    if scenario.epochs:
+        _let_agree(spec, scenario)
     if policies is not None:
         _let_decide(spec, policies, GridLayout(scenario.ranks, scenario.rows))
     return spec
@@ -132,6 +136,36 @@ def _steering(scenario: Scenario) -> list[Policy]:
         )
         for rank in range(scenario.ranks)
     ]
+
+
+def _let_agree(spec: _native.SimSpec, scenario: Scenario) -> None:
+    grid = GridLayout(scenario.ranks, scenario.rows)
+    agreements = [Agreement(rank, grid, pause_s=0.0) for rank in range(scenario.ranks)]
+    store: dict[str, bytes] = {}
+
+    def agree(rank: int, now_ns: int, report: _native.OpReport) -> list[_native.Epoch]:
+        outcome, agreement = outcome_of(report, grid, rank), agreements[rank]
+        if not isinstance(outcome, Report) or outcome.status == "behind":
+            return []
+        agreement.after(outcome, now_ns / 1e9, outcome.seq + scenario.depth)
+        epochs: list[Epoch] = []
+        while now_ns / 1e9 < scenario.store_until_s and agreement.look_at_s() is not None:
+            step = _look(agreement, now_ns / 1e9, store)
+            epochs += step.epochs
+            if not (step.epochs or step.proposal):
+                break
+        return [_native.Epoch(e.number, e.first_seqs[0], e.weights, e.members) for e in epochs]
+
+    spec.agree = agree
+
+
+def _look(agreement: Agreement, now_s: float, store: dict[str, bytes]) -> Step:
+    """One look into the store, and what follows from it there."""
+    step = agreement.step(now_s, {key: store.get(key) for key in agreement.wanted()})
+    store.update({key: vote.encode() for key, vote in step.votes.items()})
+    if step.proposal:
+        store.setdefault(step.proposal[0], step.proposal[1].encode())
+    return step
 
 
 def _let_decide(spec: _native.SimSpec, policies: Sequence[Policy], grid: GridLayout) -> None:

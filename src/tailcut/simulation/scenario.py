@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -58,6 +59,9 @@ class Scenario(SimulatedNetwork):
     """The same as in ``Config``."""
     stand_in: bool = True
     """Whether a share of a rank's own gradient stands in for a mean that is late; otherwise zeros do."""
+    attendance: bool = True
+    """Whether SCATTER awaits only the ranks that were on time in one of the last two ops of the bucket;
+    otherwise all that are not silent are awaited in every op."""
     reliable: Sequence[tuple[int, int]] = ()
     """Runs of coordinates of every bucket, as ``Group.allreduce`` takes them."""
     lengths: Mapping[tuple[int, int], int] = field(default_factory=dict)
@@ -99,6 +103,11 @@ class Scenario(SimulatedNetwork):
     """The same as in ``Config``."""
     steering: bool = False
     """Whether ranks adapt their bounds as a Group does, or have fixed shares of ``deadline_s``."""
+    epochs: bool = False
+    """Whether ranks agree on other owners when one has died (docs/epochs.md), as a Group does. Their store
+    answers at once."""
+    store_until_s: float = math.inf
+    """When the store stops answering."""
     elided: bool = False
     """Whether to leave out the values and compute fates and times only. That allows more ranks and ops than
     memory could hold. Results are zeros."""

@@ -80,6 +80,8 @@ class Script:
 class Step:
     """One step on one rank. Its times are those of the machine's monotonic clock."""
 
+    index: int
+    """Which step of the group it is. A rank that was behind leaves some out."""
     started_s: float
     ended_s: float
     loss: float
@@ -126,13 +128,14 @@ def work(rank: int, send: Send, side: Side, script: Script, directory: Path) -> 
             )
         )
     steps: list[Step] = []
-    for chosen in batches(rank, script.ranks, script.batch, script.epochs, script.seed):
+    own = batches(rank, script.ranks, script.batch, script.epochs, script.seed)
+    for chosen in trainer.batches(own):
         images, labels = digits.train_images[chosen], digits.train_labels[chosen]
         started_s = time.monotonic()
         loss = trainer.step(images, labels)
         ended_s = time.monotonic()
-        steps.append(Step(started_s, ended_s, loss, trainer.take_reports()))
-        board.entries[rank] = (len(steps), loss, ended_s - started_s)
+        steps.append(Step(trainer.steps - 1, started_s, ended_s, loss, trainer.take_reports()))
+        board.entries[rank] = (trainer.steps, loss, ended_s - started_s)
     accuracy = trainer.accuracy(digits.test_images, digits.test_labels)
     drift = trainer.drift()
     trainer.resync()

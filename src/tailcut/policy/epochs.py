@@ -1,0 +1,253 @@
+"""Agreement on epochs: who owns shards from some op on (docs/epochs.md).
+
+The view of one rank, as a pure state machine: it is told of reports and of what the store holds, and returns
+what to write there and which epochs to follow. Knows no threads, clocks or stores.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tailcut.grid import GridLayout
+from tailcut.policy.epoch_values import Epoch, Pace
+from tailcut.report import Report
+
+SILENT_OPS = 8
+"""A rank is dead to this one after so many ops in a row in which it was silent. It is silent after two
+without a word, so that 10 ops pass, and of the 20 that the change may take 10 are left to agree."""
+
+RETURNED_OPS = 20
+"""A rank that is no member is back after it has contributed on time to so many ops in a row."""
+
+AHEAD_OPS = 4
+"""An epoch begins at least so many ops after the latest that any voter has entered."""
+
+FARTHER_OPS = 3
+"""And so many more in a grid: other rows are told by their columns, and may be ahead of the voters."""
+
+PAUSE_S = 0.005
+"""Between two looks into the store, at first. The pause grows tenfold while nothing happens."""
+
+AHEAD_PAUSES = 8
+"""An epoch also begins at least as many ops ahead as are entered in so many pauses: all must have read of it
+before."""
+
+PATIENCE_S = 1.0
+"""How long the votes of all future members are waited for when a majority has voted."""
+
+_LATEST_NUMBER = 0xFFFF
+"""It travels as 16 bits."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to do after a look into the store, in this order."""
+
+    votes: Mapping[str, str] = field(default_factory=dict)
+    """Values to set, by key."""
+    proposal: tuple[str, str] | None = None
+    """A key and the value that it gets if it has none."""
+    epochs: Sequence[Epoch] = ()
+    """To be followed from now on."""
+
+
+class Agreement:
+    """One rank's part in it. ``pause_s`` is 0 where the store can be looked into after every op."""
+
+    def __init__(self, rank: int, grid: GridLayout, lanes: int = 1, pause_s: float = PAUSE_S) -> None:
+        self.rank = rank
+        self._grid = grid
+        ranks = grid.ranks
+        self.epoch = Epoch(0, (0,) * lanes, tuple(range(ranks)), (1,) * ranks)
+        self._first_pause_s = pause_s
+        self._paces = [Pace() for _ in range(lanes)]
+        self._silent_ops = [0] * ranks
+        self._on_time_ops = [0] * ranks
+        self._members = frozenset(self.epoch.members)
+        self._departed: set[int] = set()
+        self._gone: set[int] = set()  # dead or departed
+        self._returned: set[int] = set()
+        self._heard = 0
+        self._vote: frozenset[int] = frozenset()
+        self._voted_at = 0.0
+        self._told_minority = False
+        self._look_at = 0.0
+        self._pause_s = pause_s
+        self._news: list[str] = []
+        self._alarms: list[str] = []
+
+    # ---- what this rank sees
+
+    def after(self, report: Report, now_s: float, entered: int, lane: int = 0) -> None:
+        """An op has ended. ``entered``: how many this rank has entered on the lane."""
+        self._paces[lane].note(now_s, entered)
+        heard = max([report.heard_epoch, *(op.heard_epoch for op in report.column)])
+        if heard > self._heard:
+            self._heard, self._look_at = heard, 0.0
+        for rank, link in zip(report.members, report.links, strict=True):
+            self._silent_ops[rank] = self._silent_ops[rank] + 1 if link.silent else 0
+            if link.left:
+                self._departed.add(rank)
+            if link.left or self._silent_ops[rank] >= SILENT_OPS:
+                self._gone.add(rank)
+            elif rank not in self._departed:
+                self._gone.discard(rank)
+            on_time = link.entered_s is not None and not (link.scatter.missing or link.abstained)
+            self._on_time_ops[rank] = self._on_time_ops[rank] + 1 if on_time else 0
+            if link.silent:
+                self._returned.discard(rank)
+            elif self._on_time_ops[rank] >= RETURNED_OPS:
+                self._returned.add(rank)
+
+    @property
+    def heard(self) -> int:
+        """The number of the latest epoch that anybody has spoken of."""
+        return self._heard
+
+    @property
+    def _changes(self) -> frozenset[int]:
+        """The ranks that should become members, or be none any more, as far as this rank sees."""
+        back = self._returned - self._members - self._gone
+        return frozenset((self._members & self._gone | back) - {self.rank})
+
+    @property
+    def _votes(self) -> bool:
+        """Only members decide who is one."""
+        return self.rank in self._members and self.epoch.number < _LATEST_NUMBER
+
+    def _electorate(self, rank: int) -> set[int]:
+        """Who decides on a rank: the members that hear it in every op. Whoever has left takes no side."""
+        return {other for other in self._grid.row(rank) if other in self._members} - self._departed
+
+    # ---- the store
+
+    def look_at_s(self) -> float | None:
+        """When to look into the store next; None: there is no reason to."""
+        voting = self._votes and (self._changes or self._vote)
+        if voting or self._heard > self.epoch.number:
+            return self._look_at
+        self._look_at, self._pause_s = 0.0, self._first_pause_s
+        return None
+
+    def wanted(self) -> list[str]:
+        """What to read there."""
+        voters = self._electorate(self.rank) if self._votes else ()
+        return [self._next_key, *(self._vote_key(rank) for rank in sorted(voters))]
+
+    @property
+    def _next_key(self) -> str:
+        return f"epoch/{self.epoch.number + 1}"
+
+    def _vote_key(self, rank: int) -> str:
+        return f"{self._next_key}/vote/{rank}"
+
+    def step(self, now_s: float, content: Mapping[str, bytes | None]) -> Step:
+        """What follows from the values of ``wanted()``; None where there is none."""
+        self._look_at = now_s + self._pause_s
+        self._pause_s = min(1.5 * self._pause_s, 10 * self._first_pause_s)
+        if decided := content.get(self._next_key):
+            return self._follow(Epoch.parse(decided))
+        changes = self._changes
+        if not self._votes or changes == self._vote == frozenset():
+            return Step()
+        votes = {}
+        if changes != self._vote:
+            votes[self._vote_key(self.rank)] = json.dumps([sorted(changes), self._entered])
+            self._vote, self._voted_at = changes, now_s
+        entered = self._votes_of(changes, content)
+        agreed = {rank for rank in changes if self._decided(rank, set(entered[rank]))}
+        if not agreed:
+            self._tell_minority(now_s, changes)
+            return Step(votes)
+        # All who stay should know before it begins, and who sees more should have its way. Who owns nothing
+        # gets no contributions, and cannot tell who is on time.
+        blind = {rank for rank in self._electorate(self.rank) if not self.epoch.weights[rank]}
+        missing = any(self._electorate(rank) - set(entered[rank]) - changes - blind for rank in agreed)
+        if (missing or agreed != changes) and now_s - self._voted_at < PATIENCE_S:
+            return Step(votes)
+        proposal = self._proposal(agreed, [seqs for rank in agreed for seqs in entered[rank].values()])
+        if not any(proposal.weights):  # a grid with a dead rank at every place
+            return Step(votes)
+        self._look_at = now_s  # at what was decided
+        return Step(votes, (self._next_key, proposal.text()))
+
+    @property
+    def _entered(self) -> list[int]:
+        return [pace.entered for pace in self._paces]
+
+    def _votes_of(
+        self, changes: frozenset[int], content: Mapping[str, bytes | None]
+    ) -> dict[int, dict[int, list[int]]]:
+        """By rank that should change: who says so too, and how many ops it had entered then, by lane."""
+        said = {rank: {self.rank: self._entered} for rank in changes}
+        for voter in self._electorate(self.rank) - {self.rank}:
+            if vote := content.get(self._vote_key(voter)):
+                theirs, entered = json.loads(vote)
+                for rank in changes.intersection(theirs):
+                    said[rank][voter] = entered
+        return said
+
+    def _decided(self, rank: int, voters: set[int]) -> bool:
+        """More than half of those who decide, or half with the lowest of them."""
+        electorate = self._electorate(rank)
+        half, voters = len(electorate) / 2, voters & electorate
+        return len(voters) > half or (len(voters) == half and min(electorate) in voters)
+
+    def _proposal(self, changes: set[int], entered: Sequence[Sequence[int]]) -> Epoch:
+        first_seqs = [
+            max(before, *(seqs[lane] for seqs in entered))
+            + max(AHEAD_OPS, pace.most_within(AHEAD_PAUSES * self._first_pause_s))
+            + FARTHER_OPS * (self._grid.rows > 1)
+            for lane, (pace, before) in enumerate(zip(self._paces, self.epoch.first_seqs, strict=True))
+        ]
+        members = self._members ^ changes
+        # Shards are cut alike in all rows of a grid, so that their columns fit.
+        weights = [int(members.issuperset(self._grid.column(rank))) for rank in range(self._grid.ranks)]
+        return Epoch(self.epoch.number + 1, tuple(first_seqs), tuple(sorted(members)), tuple(weights))
+
+    def _follow(self, epoch: Epoch) -> Step:
+        before, self.epoch = self._members, epoch
+        self._members = frozenset(epoch.members)
+        self._vote, self._told_minority = frozenset(), False
+        self._look_at, self._pause_s = 0.0, self._first_pause_s
+        self._tell_epoch(before, self._members)
+        return Step(epochs=[epoch])
+
+    # ---- what it tells
+
+    def _tell_epoch(self, before: frozenset[int], members: frozenset[int]) -> None:
+        changes = [
+            f"rank {rank} ({'left' if rank in self._departed else 'dead'}) owns nothing"
+            for rank in sorted(before - members)
+        ] + [f"rank {rank} (back) owns its share again" for rank in sorted(members - before)]
+        ops = "/".join(map(str, self.epoch.first_seqs))
+        text = f"epoch {self.epoch.number} from op {ops} on: {', '.join(changes)}"
+        if self.rank == min(members):
+            self._news.append(text)
+        elif self.rank in before - members:
+            self._alarms.append(
+                f"tailcut: rank {self.rank} was silent, and the others go on without it ({text}). "
+                "It owns nothing until it has contributed on time again"
+            )
+
+    def _tell_minority(self, now_s: float, changes: frozenset[int]) -> None:
+        lost = ", ".join(str(rank) for rank in self.epoch.members if rank in changes)
+        if self._told_minority or not lost or now_s - self._voted_at < 3 * PATIENCE_S:
+            return
+        self._told_minority = True
+        self._alarms.append(
+            f"tailcut: rank {self.rank} does not hear ranks {lost}, and too few ranks say so to agree on "
+            "other owners: it goes on, and every op lacks their shares. Is it cut off from the others?"
+        )
+
+    def take_news(self) -> list[str]:
+        """What one rank should log."""
+        news, self._news = self._news, []
+        return news
+
+    def take_alarms(self) -> list[str]:
+        """What to warn of."""
+        alarms, self._alarms = self._alarms, []
+        return alarms

@@ -1,0 +1,171 @@
+"""Whom a stage awaits: a rank that is stuck, dead, slow or busy costs its contribution and nobody's time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailcut import Freeze, Report, Scenario, Simulation, simulate
+from tailcut.simulation.network import RateChange
+from tailcut.simulation.scenario import Hang
+from tests import oracle
+
+COMPUTE_S = 0.01
+OPS = 150
+FROM_S = 0.5  # the trouble begins
+AFTER = 40  # and the bounds have been learned
+
+
+def run(ranks: int, **more: Any) -> Simulation:
+    return simulate(
+        Scenario(
+            **{
+                "ranks": ranks,
+                "length": 20_000,
+                "ops": OPS,
+                "compute_s": np.full((OPS, ranks), COMPUTE_S),
+                "bytes_per_s": 1e8,
+                "delay_s": 1e-4,
+                "deadline_s": 10.0,
+                "buckets": 1,
+                "steering": True,
+                "elided": True,
+                "window_ops": 1024,
+                "pool_bytes": 64 << 20,
+                **more,
+            }
+        )
+    )
+
+
+def times_s(reports: list[Report]) -> np.ndarray:
+    return np.array([report.elapsed_s for report in reports])
+
+
+def without(rank: int, reports: list[Report]) -> list[Report]:
+    """The reports from the first op on that the rank's contribution is missing from."""
+    first = next(i for i, report in enumerate(reports) if report.links[rank].scatter.missing)
+    return reports[first:]
+
+
+TROUBLES = ("stuck", "dead")
+
+
+def happening(trouble: str, rank: int) -> dict[str, Any]:
+    if trouble == "stuck":
+        return {"hangs": [Hang(rank, FROM_S, 1e6)]}
+    return {"freezes": [Freeze(rank, FROM_S, None)]}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_from_the_third_op_on_the_others_are_as_fast_as_before(trouble: str, ranks: int) -> None:
+    usual_s = np.median(times_s(run(ranks).reports(0)))
+    simulation = run(ranks, **happening(trouble, ranks - 1))
+    oracle.check_deadlines(simulation)
+    for rank in range(ranks - 1):
+        reports = without(ranks - 1, simulation.reports(rank))
+        assert len(reports) > 50
+        assert times_s(reports[2:]).max() <= 1.05 * usual_s
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_an_op_of_the_change_waits_for_its_bounds_once(trouble: str) -> None:
+    simulation = run(4, **happening(trouble, 3))
+    for rank in range(3):
+        reports = without(3, simulation.reports(rank))
+        assert times_s(reports).max() <= 2 * 0.06  # a bound of each stage, which has a floor of deadline/200
+
+
+def test_a_stuck_rank_serves_its_shard_and_nothing_of_the_mean_is_lost() -> None:
+    simulation = run(4, hangs=[Hang(3, FROM_S, 1e6)])
+    for rank in range(3):
+        assert all(report.lost_frac == 0 for report in simulation.reports(rank))
+
+
+def test_a_rank_is_awaited_until_two_ops_in_a_row_lacked_it() -> None:
+    simulation = run(4, hangs=[Hang(3, FROM_S, 1e6)])
+    awaited = [report.links[3].awaited for report in without(3, simulation.reports(0))]
+    assert awaited[:2] == [True, True]
+    assert not any(awaited[2:])
+
+
+def test_a_rank_that_comes_back_is_awaited_again_as_soon_as_it_is_on_time() -> None:
+    """It was busy for half a second, and takes the means that it has missed without computing."""
+    compute_s = np.full((OPS, 4), COMPUTE_S)
+    compute_s[60, 3] = 0.5
+    compute_s[61:, 3] = 0.0005
+    simulation = run(4, compute_s=compute_s)
+    links = [report.links[3] for report in simulation.reports(0)]
+    assert any(not link.awaited for link in links)
+    assert all(link.awaited and not link.scatter.missing for link in links[-10:])
+
+
+def test_a_rank_that_evaluates_every_so_often_costs_two_bounds_each_time_and_lengthens_none() -> None:
+    compute_s = np.full((OPS, 4), COMPUTE_S)
+    compute_s[AFTER::30, 0] = 0.5
+    compute_s[AFTER + 1 :, 0] = np.where(compute_s[AFTER + 1 :, 0] == COMPUTE_S, 0.0005, 0.5)
+    usual_s = np.median(times_s(run(4).reports(1)))
+    simulation = run(4, compute_s=compute_s)
+    reports = simulation.reports(1)
+    assert np.median(times_s(reports)) <= 1.05 * usual_s
+    slow = times_s(reports)[AFTER:] > 1.05 * usual_s
+    evaluations = len(range(AFTER, OPS, 30))
+    assert slow.sum() <= 2 * evaluations
+    cut = [report.scatter.took_s or 0.0 for report in reports if report.scatter.ended_by == "bound"]
+    assert max(cut) <= 0.06
+
+
+def test_a_rank_twice_as_slow_holds_nobody_up() -> None:
+    """It is later than the bound allows: by the time that an op takes to compute."""
+    compute_s = np.full((OPS, 4), 10 * COMPUTE_S)
+    usual_s = np.median(times_s(run(4, compute_s=compute_s).reports(0)))
+    compute_s[AFTER:, 3] *= 2
+    reports = without(3, run(4, compute_s=compute_s).reports(0))
+    assert len(reports) > 50
+    assert times_s(reports[2:]).max() <= 1.05 * usual_s
+
+
+def test_a_contribution_within_the_bound_counts_also_after_an_early_close() -> None:
+    """Rank 3 enters after the others have closed without it, and well within the bound."""
+    compute_s = np.full((OPS, 4), COMPUTE_S)
+    compute_s[60, 3] = 0.5
+    compute_s[61:, 3] = 0.0005
+    compute_s[96, 3] = 0.03  # it has just caught up
+    links = [report.links[3] for report in run(4, compute_s=compute_s).reports(0)]
+    assert not links[96].awaited
+    assert links[96].scatter.missing == links[96].scatter.coords
+    assert links[98].awaited
+
+
+def test_if_most_ranks_are_late_it_is_the_network_and_all_that_entered_are_awaited() -> None:
+    """All links become ten times slower: nobody is left out for it."""
+    simulation = run(4, rate_changes=[RateChange(FROM_S, None, 0.1, 0.1)])
+    links = [link for report in simulation.reports(0)[-20:] for link in report.links]
+    assert all(link.awaited for link in links)
+    assert not any(link.scatter.missing for link in links)
+
+
+def test_a_rank_that_hears_nobody_waits_for_its_bounds() -> None:
+    """It must not run ahead of the others: it is they who are there, and its port that is closed."""
+    simulation = run(4, freezes=[Freeze(rank, FROM_S, None) for rank in (1, 2, 3)])
+    reports = without(3, simulation.reports(0))
+    assert all(silent for report in reports[3:] for silent in [report.links[1].silent])
+    assert times_s(reports[3:]).min() > 0.004
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_with_most_ranks_stuck_the_others_do_not_wait_either(ranks: int) -> None:
+    usual_s = np.median(times_s(run(ranks).reports(0)))
+    hangs = [Hang(rank, FROM_S, 1e6) for rank in range(1, ranks)]
+    reports = without(ranks - 1, run(ranks, hangs=hangs).reports(0))
+    # The owner of a shard that is stuck lacks the one contribution that needs no network.
+    assert times_s(reports[2:]).max() <= 1.15 * usual_s
+
+
+def test_a_grid_awaits_within_its_rows() -> None:
+    usual_s = np.median(times_s(run(16, rows=4, buckets=0).reports(0)))
+    reports = run(16, rows=4, buckets=0, hangs=[Hang(3, FROM_S, 1e6)]).reports(0)
+    assert np.median(times_s(reports[-50:])) <= 1.05 * usual_s

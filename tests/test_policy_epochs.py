@@ -1,0 +1,207 @@
+"""The agreement on epochs as a pure state machine: votes, quorums, who decides what and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tailcut import Report
+from tailcut.grid import GridLayout
+from tailcut.mirror import Link, LinkStage
+from tailcut.policy.epoch_values import Epoch, Pace
+from tailcut.policy.epochs import AHEAD_OPS, PATIENCE_S, RETURNED_OPS, SILENT_OPS, Agreement, Step
+
+OP_S = 0.01
+
+
+class Play:
+    """Ranks that end ops in step and share a store that answers at once."""
+
+    def __init__(self, ranks: int) -> None:
+        self.agreements = [Agreement(rank, GridLayout(ranks)) for rank in range(ranks)]
+        self.store: dict[str, bytes] = {}
+        self.seq = 0
+        self.installed: list[tuple[int, Epoch]] = []
+
+    def op(
+        self, alive: Sequence[int], silent: Sequence[int] = (), left: Sequence[int] = (), look: bool = True
+    ) -> None:
+        """One op of these ranks, in which they hear nothing of others."""
+        ranks = range(len(self.agreements))
+        links = tuple(link(rank in silent, rank in left) for rank in ranks)
+        for rank in alive:
+            agreement = self.agreements[rank]
+            heard = max(self.agreements[other].epoch.number for other in alive)
+            report = Report(self.seq, "complete", 100, OP_S, links=links, heard_epoch=heard)
+            agreement.after(report, OP_S * self.seq, self.seq + 1)
+            while look and self.look(rank):
+                pass
+        self.seq += 1
+
+    def ops(self, count: int, *args: Sequence[int], **more: Sequence[int]) -> None:
+        for _ in range(count):
+            self.op(*args, **more)
+
+    def look(self, rank: int) -> bool:
+        agreement = self.agreements[rank]
+        look_at_s = agreement.look_at_s()
+        if look_at_s is None or look_at_s > OP_S * self.seq:
+            return False
+        step = agreement.step(OP_S * self.seq, {key: self.store.get(key) for key in agreement.wanted()})
+        self.store.update({key: vote.encode() for key, vote in step.votes.items()})
+        if step.proposal:
+            self.store.setdefault(step.proposal[0], step.proposal[1].encode())
+        self.installed += [(rank, epoch) for epoch in step.epochs]
+        return bool(step.proposal or step.epochs)
+
+
+def link(silent: bool, left: bool = False) -> Link:
+    missing = 10 if silent or left else 0
+    return Link(None if missing else 0.0, silent, scatter=LinkStage(10, missing), left=left)
+
+
+def epochs(play: Play) -> list[tuple[int, ...]]:
+    return sorted({(epoch.number, *epoch.members) for _, epoch in play.installed})
+
+
+def test_nobody_is_suspected_before_k_silent_ops() -> None:
+    play = Play(3)
+    play.ops(SILENT_OPS - 1, [0, 1], [2])
+    assert play.agreements[0].look_at_s() is None
+    assert not play.store
+    play.op([0, 1], [2])
+    assert play.store
+
+
+def test_the_living_follow_one_epoch_that_begins_ahead_of_all() -> None:
+    play = Play(4)
+    play.ops(SILENT_OPS + 2, [0, 1, 3], [2])
+    assert [rank for rank, _ in play.installed] == [3, 0, 1]  # the last voter decides
+    (epoch,) = {epoch for _, epoch in play.installed}
+    assert (epoch.number, epoch.members, epoch.weights) == (1, (0, 1, 3), (1, 1, 0, 1))
+    # 40 ms are four ops here.
+    assert epoch.first_seqs == (SILENT_OPS + AHEAD_OPS,)
+    assert Epoch.parse(epoch.text().encode()) == epoch
+
+
+def test_a_short_silence_takes_its_vote_back() -> None:
+    play = Play(4)
+    play.ops(SILENT_OPS, [0], [2])
+    play.ops(3, [0, 1, 2, 3])
+    assert play.agreements[0].look_at_s() is None
+    play.ops(SILENT_OPS - 1, [1, 3], [2])  # the old vote of rank 0 must not count
+    play.op([1, 3], [2], look=False)
+    assert play.look(1) is False
+    assert not play.installed
+
+
+@pytest.mark.parametrize(
+    ("ranks", "alive", "formed"),
+    [
+        (2, [0], True),
+        (2, [1], False),
+        (3, [1, 2], True),
+        (3, [0], False),
+        (4, [0, 3], True),
+        (4, [1, 2], False),
+        (4, [1, 2, 3], True),
+        (5, [3, 4], False),
+        (8, [0, 1, 2], False),
+    ],
+)
+def test_who_may_decide(ranks: int, alive: list[int], formed: bool) -> None:
+    play = Play(ranks)
+    gone = [rank for rank in range(ranks) if rank not in alive]
+    play.ops(SILENT_OPS + 3, alive, gone)
+    assert epochs(play) == ([(1, *alive)] if formed else [])
+
+
+def test_two_sides_of_a_partition_never_both_decide() -> None:
+    for ranks in range(2, 7):
+        for sides in range(1, 2**ranks - 1):
+            play = Play(ranks)
+            one = [rank for rank in range(ranks) if sides >> rank & 1]
+            other = [rank for rank in range(ranks) if rank not in one]
+            for _ in range(SILENT_OPS + 3):
+                play.op(one, other)
+                play.op(other, one)
+            (epoch,) = epochs(play)
+            assert list(epoch[1:]) in (one, other)
+
+
+def test_a_minority_says_so_once() -> None:
+    play = Play(5)
+    play.ops(int(4 * PATIENCE_S / OP_S), [3, 4], [0, 1, 2])
+    assert not play.installed
+    (alarm,) = play.agreements[3].take_alarms()
+    assert "does not hear ranks 0, 1, 2" in alarm
+    play.ops(100, [3, 4], [0, 1, 2])
+    assert not play.agreements[3].take_alarms()
+
+
+def test_a_majority_waits_for_all_who_stay_but_not_for_ever() -> None:
+    play = Play(5)
+    for _ in range(SILENT_OPS + 5):  # rank 3 hears everybody
+        play.op([0, 1, 2], [4])
+        play.op([3])
+    assert not play.installed
+    play.ops(int(PATIENCE_S / OP_S) + 5, [0, 1, 2], [4])
+    assert epochs(play) == [(1, 0, 1, 2, 3)]
+
+
+def test_who_has_left_is_out_at_once_and_takes_no_side() -> None:
+    play = Play(2)
+    play.ops(2, [1], left=[0])
+    assert epochs(play) == [(1, 1)]
+
+
+def test_deaths_one_after_the_other_make_one_epoch_each() -> None:
+    play = Play(4)
+    play.ops(SILENT_OPS + 2, [0, 1, 2], [3])
+    play.ops(SILENT_OPS + 2, [0, 1], [2, 3])
+    assert epochs(play) == [(1, 0, 1, 2), (2, 0, 1)]
+    first, second = sorted({epoch.first_seqs for _, epoch in play.installed})
+    assert first < second
+
+
+def test_a_second_death_during_the_vote_changes_the_votes() -> None:
+    play = Play(5)
+    play.ops(SILENT_OPS - 3, [0, 1, 2, 3], [4])
+    play.ops(SILENT_OPS + 3, [0, 1, 2], [3, 4])
+    assert epochs(play)[-1][1:] == (0, 1, 2)
+
+
+def test_who_comes_back_contributes_on_time_before_it_owns_again() -> None:
+    play = Play(3)
+    play.ops(SILENT_OPS + 2, [0, 1], [2])
+    play.ops(RETURNED_OPS - 1, [0, 1, 2])
+    assert epochs(play) == [(1, 0, 1)]
+    assert play.agreements[2].epoch.number == 1  # it has heard of it, and does not vote
+    play.ops(3, [0, 1, 2])
+    assert epochs(play) == [(1, 0, 1), (2, 0, 1, 2)]
+    assert [a.epoch.weights for a in play.agreements] == [(1, 1, 1)] * 3
+
+
+def test_who_was_left_behind_is_warned_and_the_lowest_tells() -> None:
+    play = Play(3)
+    play.ops(SILENT_OPS + 2, [1, 2], [0])
+    play.op([0, 1, 2])
+    (alarm,) = play.agreements[0].take_alarms()
+    assert "go on without it" in alarm
+    (news,) = play.agreements[1].take_news()
+    assert news == f"epoch 1 from op {SILENT_OPS + AHEAD_OPS} on: rank 0 (dead) owns nothing"
+    assert not play.agreements[2].take_news()
+
+
+def test_a_burst_of_ops_is_more_ahead() -> None:
+    pace = Pace()
+    for step in range(10):
+        for op in range(20):
+            pace.note(step + 1e-4 * op, 20 * step + op)
+    assert pace.most_within(0.01) == 19
+
+
+def test_nothing_to_do_is_nothing_to_write() -> None:
+    agreement = Agreement(0, GridLayout(3))
+    assert agreement.step(0.0, {}) == Step()
