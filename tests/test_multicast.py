@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import itertools
 import re
 import select
 import socket
@@ -277,10 +278,43 @@ def test_a_path_without_multicast_takes_its_time_and_no_more(monkeypatch: pytest
         for rank in ranks:
             rank.begin(ranks)
         talk(ranks, now=5.0)
+        talk(ranks, now=5.0 + 0.99 * _PATIENCE_S)
         assert ranks[0].probe.pending(5.0 + 0.99 * _PATIENCE_S) == [1, 2]
-        assert ranks[0].probe.pending(5.0 + 1.01 * _PATIENCE_S) == []
+        talk(ranks, now=5.0 + 1.1 * _PATIENCE_S)
+        assert ranks[0].probe.pending(5.0 + 1.1 * _PATIENCE_S) == []
         assert ranks[0].probe.conclude().members == ()
         assert ranks[0].lanes[0].group_descriptor == -1  # it has nothing to hear
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_a_rank_that_is_stopped_for_long_still_finds_that_all_hear_each_other(stopped: int) -> None:
+    """All have said that they have heard nothing yet. Then one does not run until all patience is over."""
+    with three_ranks() as ranks:
+        for rank in ranks:
+            rank.begin(ranks)
+        for rank, peer in itertools.permutations(ranks, 2):
+            rank.probe._tell(peer.instance, 0)
+        for rank in ranks:
+            rank.probe.receive(5.0)
+        running = [rank for rank in ranks if rank.rank != stopped]
+        talk(running, now=5.0)
+        later = 5.0 + 10 * _PATIENCE_S
+        talk(running, now=later)
+        assert [rank.probe.pending(later) for rank in running] == [[stopped]] * 2
+        assert ranks[stopped].probe.pending(later) == [rank.rank for rank in running]
+        talk(ranks, now=later)
+        assert [rank.probe.pending(later) for rank in ranks] == [[], [], []]
+        assert all(len(rank.probe.conclude().members) == 2 for rank in ranks)
+
+
+def test_a_question_is_answered_after_the_hello_that_came_before_it() -> None:
+    with three_ranks() as ranks:
+        for rank in ranks:
+            rank.begin(ranks)
+        ranks[0].probe.send(0.0)
+        ranks[1].probe.receive(0.0)
+        states = [_MESSAGE.unpack(ranks[0].post.recv(_MESSAGE.size))[-1] for _ in range(2)]
+        assert states == [multicast_probe._State.HEARD] * 2  # of the hello, and of the question
 
 
 def test_a_packet_of_the_group_is_left_for_the_engine() -> None:

@@ -19,15 +19,16 @@ from tailcut.meeting.addresses import Source, interface_name
 from tailcut.meeting.multicast import Medium, Multicast, group_address
 
 _HELLO, _QUESTION, _STATE = b"tailcut*", b"tailcut~", b"tailcut="
-_MESSAGE = struct.Struct("<8s16s16sHH")  # kind, to, from, lane, bytes of the hello or state
+_MESSAGE = struct.Struct("<8s16s16sHH")  # kind, to, from, lane, bytes of the hello, state, or last question
 _LARGEST = 65_535
 _MOST = 256
 """The most datagrams that are read at once, so that a flood cannot keep this rank from its deadline."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 _PATIENCE_S = 0.6
-"""How long a hello may take to reach a peer that has joined. Switches learn of it from its IGMP report."""
-_SILENCE_S = 2.0
-"""How long a peer may take to answer at all. It was confirmed, so it is about to join."""
+"""How long hellos may take to reach a peer that has joined. Switches learn of it from its IGMP report. Then
+the last question is due. Its answer ends the wait and not the clock, which also runs while a rank cannot."""
+_SILENCE_S = 10.0
+"""How long a peer may take to answer at all. It was confirmed, so it joins as soon as it gets to run."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class _State(enum.IntEnum):
     """The rank that says so is not a member."""
     UNHEARD = 1
     HEARD = 2
+    DEAF = 3
+    """Unheard, in answer to a last question."""
 
 
 class Probe:
@@ -132,14 +135,14 @@ class Probe:
             _send(self._senders[lane], hello.ljust(size, b"\0"), group_address(lane_tag))
         for instance in self._answers:
             if not self._hears(instance):
+                last = instance in self._answered_at and now >= self._answered_at[instance] + _PATIENCE_S
                 for lane in range(len(self._lanes)):
-                    question = self._message(_QUESTION, instance, lane, 0)
+                    question = self._message(_QUESTION, instance, lane, last)
                     _send(self._post, question, self._peers[instance].address)
 
     def receive(self, now: float) -> bool:
         """Take what has come. True if there is a packet of the group itself, which stays for the engine."""
-        for datagram, _ in _waiting(self._post):
-            self._take_letter(datagram, now)
+        letters = [datagram for datagram, _ in _waiting(self._post)]
         begun = False
         for lane, member in enumerate(self._members):
             for datagram, source in _waiting(member, socket.MSG_PEEK):
@@ -148,6 +151,8 @@ class Probe:
                     break
                 member.recv(_LARGEST)
                 self._take_hello(lane, datagram, source, now)
+        for letter in letters:  # after the hellos, which were sent before the questions about them
+            self._take_letter(letter, now)
         return begun
 
     def _take_hello(self, lane: int, datagram: bytes, source: Source, now: float) -> None:
@@ -169,31 +174,31 @@ class Probe:
         if to != self._instance or sender not in self._peers or lane >= len(self._lanes):
             return
         if kind == _QUESTION:
-            self._tell(sender, lane)
+            self._tell(sender, lane, last=value == 1)
         elif kind == _STATE and sender in self._answers and value in list(_State):
             self._answers[sender][lane] = _State(value)
             self._answered_at.setdefault(sender, now)
 
-    def _tell(self, peer: bytes, lane: int) -> None:
+    def _tell(self, peer: bytes, lane: int, *, last: bool = False) -> None:
         """Answer a peer at its known address, whatever source its datagram claims."""
-        heard = _State.HEARD if (peer, lane) in self.heard_from else _State.UNHEARD
-        state = heard if self._members else _State.ABSENT
+        if not self._members:
+            state = _State.ABSENT
+        elif (peer, lane) in self.heard_from:
+            state = _State.HEARD
+        else:
+            state = _State.DEAF if last else _State.UNHEARD
         _send(self._post, self._message(_STATE, peer, lane, state), self._peers[peer].address)
 
     def pending(self, now: float) -> list[int]:
-        """The ranks to wait for. All others hear every lane, are not members, or have had enough time."""
+        """The ranks to wait for. All others hear every lane, say that they do not, or say nothing at all."""
+        silent = self._begun_at is not None and now >= self._begun_at + _SILENCE_S
         return [
             self._peers[instance].rank
             for instance, answers in self._answers.items()
             if not self._hears(instance)
-            and _State.ABSENT not in answers.values()
-            and now < self._give_up_at(instance, now)
+            and not {_State.ABSENT, _State.DEAF} & set(answers.values())
+            and not (silent and instance not in self._answered_at)
         ]
-
-    def _give_up_at(self, instance: bytes, now: float) -> float:
-        if instance in self._answered_at:
-            return self._answered_at[instance] + _PATIENCE_S
-        return (now if self._begun_at is None else self._begun_at) + _SILENCE_S
 
     def _hears(self, instance: bytes) -> bool:
         answers = self._answers[instance]
