@@ -32,7 +32,7 @@ demo: $(STAMPS)/demo $(STAMPS)/package ## build tailcut and train with it next t
 	@$(VENV)/bin/tailcut demo
 
 test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run all tests (about 19 minutes on two cores)
-	@$(VENV)/bin/python -m pytest
+	@$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-fast: $(STAMPS)/dev $(STAMPS)/package ## run the tests that take little time (about a minute)
 	@$(VENV)/bin/python -m pytest --fast

@@ -1,6 +1,9 @@
-"""Fixtures that several modules use, how the tests treat signals, and which tests are fast."""
+"""Fixtures that several modules use, how the tests treat signals, which are fast, and which run alone."""
 
+import fcntl
+import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -51,6 +54,40 @@ SLOW_TESTS = {
 FAST_SEEDS = 25
 """``--fast`` takes this many seeds of a test that has more."""
 
+IN_VIRTUAL_TIME = {
+    "test_awaited",
+    "test_baselines",
+    "test_budget_rounds",
+    "test_carry",
+    "test_codec",
+    "test_conservation",
+    "test_elision",
+    "test_epochs",
+    "test_epsilon",
+    "test_late_training",
+    "test_pacing",
+    "test_planes",
+    "test_policy_deadline",
+    "test_policy_early_exit",
+    "test_policy_epochs",
+    "test_policy_incast",
+    "test_policy_planes",
+    "test_report",
+    "test_rules",
+    "test_scenarios",
+    "test_schedules",
+    "test_sim_cli",
+    "test_sim_hooks",
+    "test_sim_network",
+    "test_sim_scenarios",
+    "test_standing",
+    "test_steering",
+    "test_straggler",
+    "test_testbed_scenarios",
+    "test_wire",
+}
+"""Modules that compute and simulate. With ``-n`` they run beside each other, all others have the machine."""
+
 
 def pytest_configure() -> None:
     """Let Ctrl-C end children also when a shell started the tests in the background, with SIGINT ignored."""
@@ -70,6 +107,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if not _is_fast(item)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if _is_fast(item)]
+    items.sort(key=_needs_the_machine)  # at the end, so that nobody waits for them
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Keep a test of real time alone. The lock is on this file, which all workers of a ``-n`` have open."""
+    with open(__file__) as file:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            fcntl.flock(file, fcntl.LOCK_EX if _needs_the_machine(item) else fcntl.LOCK_SH)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough where a forked process has it too
+
+
+def _needs_the_machine(item: pytest.Item) -> bool:
+    return item.path.stem not in IN_VIRTUAL_TIME
 
 
 def _is_fast(item: pytest.Item) -> bool:
