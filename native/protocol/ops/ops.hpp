@@ -52,7 +52,7 @@ public:
     void enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms);
     void resynced();
     void rejoined() { contributing_ = true; }  // what this rank holds as an owner stays
-    void stop() { table_.stopped = true; }  // no more ops are entered
+    void stop() { table_.stopped = true; }     // no more ops are entered
     // Rule 3: this rank is too far behind. What was in flight ends, next_seq() becomes the group's, and this
     // rank contributes nothing until its state has been copied from a peer, because its gradients come from
     // old parameters.
