@@ -663,7 +663,7 @@ def test_a_peer_that_is_silent_in_an_op_ends_the_ops(monkeypatch: pytest.MonkeyP
     findings = Findings(0, "a", "host-a")
     with pytest.raises(PeerError, match=r"ranks \[1\] sent nothing in op 7"):
         member._average(findings, 2, FileStore("/tmp"), doctor.Options(Config()))
-    assert findings.ops == [Op(5.0, False, 0.5)]
+    assert findings.ops == [Op(5.0, False, 0.5, [0.0, 0.0])]
 
 
 # ---- ranks in processes ------------------------------------------------------------------------------------
