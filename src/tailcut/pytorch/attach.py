@@ -136,7 +136,7 @@ class Attachment:
         if group is not None and optimizer is not None:
             take_step = step or partial(_step, optimizer, scaler)
             self._catch_up = CatchUp(
-                group, self._passes, optimizer, take_step, self._begin_pass, self._listen, step is None
+                group, self._passes, optimizer, take_step, self._begin_pass, self._listen
             )
         self._following: Following | None = None
         if self._reducer is not None:
