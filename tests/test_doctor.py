@@ -337,6 +337,30 @@ def test_a_pair_is_slow_against_the_others(slow_s, status) -> None:
     assert network.rtt({0: findings}).status == status
 
 
+def test_a_rank_that_answers_everybody_late_is_named() -> None:
+    def of(rank: int) -> Findings:
+        pings = {peer: pinged(rtt_s=0.02 if 3 in (rank, peer) else 1e-4) for peer in range(6) if peer != rank}
+        return Findings(rank, "a", "host-a", pings=pings)
+
+    check = network.rtt({rank: of(rank) for rank in range(6)})
+    assert check.status == "warn"
+    assert "rank 3 answers late to everybody" in check.found
+
+
+@pytest.mark.parametrize(
+    ("way", "words"), [(None, "none is"), (0, "from rank 1 takes 9.0 ms"), (1, "to rank 1 takes 9.0 ms")]
+)
+def test_a_rank_whose_port_is_slow_is_named(way: int | None, words: str) -> None:
+    def of(rank: int) -> Findings:
+        pairs = [(source, rank) for source in range(4)]
+        took_s = [0.009 if way is not None and pair[way] == 1 else 0.002 for pair in pairs]
+        return Findings(rank, "a", "host-a", ops=[Op(0.01, True, 0.0, list(took_s))])
+
+    (check,) = network.ports({rank: of(rank) for rank in range(4)})
+    assert check.status == ("ok" if way is None else "warn")
+    assert words in check.found
+
+
 def test_far_hosts_are_not_slow_pairs() -> None:
     assert network.rtt(two_ranks(pinged(rtt_s=0.08), pinged(rtt_s=0.08))).status == "ok"
     assert network.rtt(two_ranks(pinged(rtt_s=None), pinged(rtt_s=None))).status == "fail"
@@ -639,7 +663,7 @@ def test_a_peer_that_is_silent_in_an_op_ends_the_ops(monkeypatch: pytest.MonkeyP
     findings = Findings(0, "a", "host-a")
     with pytest.raises(PeerError, match=r"ranks \[1\] sent nothing in op 7"):
         member._average(findings, 2, FileStore("/tmp"), doctor.Options(Config()))
-    assert findings.ops == [Op(5.0, False, 0.5)]
+    assert findings.ops == [Op(5.0, False, 0.5, [0.0, 0.0])]
 
 
 # ---- ranks in processes ------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ namespace {
 
 // Lengths told apart in one op; more than these are noise or an attack.
 constexpr std::size_t kMaxVariants = 3;
-constexpr Seq kFreshOps = 4;  // retire() looks at this many of the latest ops each time
-constexpr int kSweptOps = 4;  // and at this many of the older ones
+constexpr Seq kFreshOps = 4;  // retire() looks at all of the latest ops each time
 
 }  // namespace
 
@@ -25,9 +24,9 @@ Ops::Ops(const Settings& settings, const OpContext& context, Roster& roster, Att
       pools_(pools),
       accounts_(accounts),
       listener_(listener),
-      late_(settings.shape.ranks),
+      table_{{}, std::vector<std::set<Seq>>(settings.shape.ranks), settings.first_seq},
+      retention_(settings, context, roster, links, accounts, table_),
       terms_(settings.terms),
-      next_seq_(settings.first_seq),
       first_timed_(settings.first_seq) {}
 
 // ---- the local rank ---------------------------------------------------------------------------------------
@@ -39,7 +38,7 @@ void Ops::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& t
         reliable_[terms.key] = {terms_len_, terms.reliable};
     else if (terms.contribute)
         reliable_.erase(terms.key);
-    const Seq seq = next_seq_++;
+    const Seq seq = table_.next_seq++;
     Slot& slot = slot_of(seq);
     Op* op = variant(seq, slot, {terms_len_, terms.key, context_.epochs.at(seq).number}, true);
     if (!op->owns()) own(now, slot, *op, context_.memory.take(op->own_floats()));
@@ -60,62 +59,63 @@ void Ops::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& t
 void Ops::resynced() {
     contributing_ = true;
     context_.carry.drop_all();
-    for (auto& [seq, slot] : slots_)
+    for (auto& [seq, slot] : table_.slots)
         for (auto& op : slot.variants)
             if (op->ended()) op->drop_late_contributions();
 }
 
 void Ops::jump(Time now) {
-    const Seq group = roster_.group_seq(next_seq_);
-    for (auto at = slots_.begin(); at != slots_.end() && at->first < group; at = slots_.erase(at))
+    const Seq group = roster_.group_seq(table_.next_seq);
+    for (auto at = table_.slots.begin(); at != table_.slots.end() && at->first < group;
+         at = table_.slots.erase(at))
         for (auto& op : at->second.variants)
             if (op->entered() && !op->ended()) {
                 end(now, at->second, *op, Status::kBehind, Ending::kDeadline);
                 reports_.back().behind_ops = group - at->first;
             }
-    for (auto& late : late_) late.erase(late.begin(), late.lower_bound(group));
-    served_from_ = std::max(served_from_, group);
-    next_seq_ = group;
+    for (auto& late : table_.late) late.erase(late.begin(), late.lower_bound(group));
+    retention_.forget_before(group);
+    table_.next_seq = group;
     contributing_ = false;
     context_.carry.drop_means();
 }
 
 void Ops::cut_anew(Time now, Seq from) {
-    for (auto at = slots_.lower_bound(from); at != slots_.end(); at = slots_.erase(at)) {
+    for (auto at = table_.slots.lower_bound(from); at != table_.slots.end(); at = table_.slots.erase(at)) {
         for (auto& op : at->second.variants)
             if (op->entered() && !op->ended()) end(now, at->second, *op, Status::kVoid, Ending::kDeadline);
         context_.carry.give_back(at->first);
     }
-    for (auto& late : late_) late.erase(late.lower_bound(from), late.end());
+    for (auto& late : table_.late) late.erase(late.lower_bound(from), late.end());
     context_.carry.drop_from(from);
     news_ = true;
 }
 
 void Ops::skip_to(Seq seq) {
-    next_seq_ = std::max(next_seq_, seq);
+    table_.next_seq = std::max(table_.next_seq, seq);
     news_ = true;
     retire();
 }
 
 void Ops::abort(Time now) {
-    for (auto& [seq, slot] : slots_)
+    for (auto& [seq, slot] : table_.slots)
         for (auto& op : slot.variants)
             if (op->entered() && !op->ended()) end(now, slot, *op, Status::kClosed, Ending::kDeadline);
 }
 
 bool Ops::lags(Rank rank) const {
-    return next_seq_ - std::min(next_seq_, roster_[rank].entered) > in_flight_ + kFreshOps;
+    return table_.next_seq - std::min(table_.next_seq, roster_[rank].entered) > in_flight_ + kFreshOps;
 }
 
 // ---- which ops there are ----------------------------------------------------------------------------------
 
 Ops::Slot& Ops::slot_of(Seq seq) {
-    return slots_.try_emplace(seq, Slot{BucketBallot(roster_.ranks()), {}, {}}).first->second;
+    return table_.slots.try_emplace(seq, Slot{BucketBallot(roster_.ranks()), {}, {}}).first->second;
 }
 
 Op* Ops::find(Seq seq, BucketId bucket) {
-    const auto slot = slots_.find(seq);
-    if (slot == slots_.end()) return nullptr;
+    const auto slot = table_.slots.find(seq);
+    if (slot == table_.slots.end()) return nullptr;
     for (auto& op : slot->second.variants)
         if (op->bucket() == bucket) return op.get();
     return nullptr;
@@ -164,42 +164,14 @@ void Ops::own(Time now, Slot& slot, Op& op, Block memory) {
 Block Ops::room(std::size_t floats, wire::Stage stage, const Op& wanting, Time now) {
     if (!context_.memory.could_hold(floats)) return {};  // nothing that could be evicted would help
     for (;;) {
-        if (Block block = context_.memory.take_pool(floats)) return block;
-        if (evict_mean(next_seq_) || context_.carry.evict()) continue;
+        if (Block block = retention_.room(floats)) return block;
         if (stage == wire::Stage::kScatter || !evict_shard(wanting, now)) return {};
     }
 }
 
-// The oldest goes first, so that what is left is all that is later than some op.
-bool Ops::evict_mean(Seq below) {
-    const auto history = [](const auto& op) { return op->is_history(); };
-    const auto slot = std::find_if(slots_.begin(), slots_.end(), [&](const auto& entry) {
-        return std::any_of(entry.second.variants.begin(), entry.second.variants.end(), history);
-    });
-    if (slot == slots_.end() || slot->first >= below) return false;
-    retire_if(slot->second, [](const Op& op) { return op.is_history(); });
-    note_eviction(slot->first);
-    return true;
-}
-
-void Ops::note_eviction(Seq seq) {
-    ++accounts_.counters.evicted_means;
-    served_from_ = std::max(served_from_, seq + 1);
-    forgot_ = true;
-}
-
-// Takes pool memory for the mean of an op that is over.
-Block Ops::history_room(const Op& op) {
-    const std::size_t floats = op.compact_floats();
-    while (context_.memory.pool_used_bytes() + floats * sizeof(float) > settings_.pool_bytes / 4 * 3 &&
-           evict_mean(op.seq())) {
-    }
-    return context_.memory.take_pool(floats);
-}
-
 bool Ops::evict_shard(const Op& wanting, Time now) {
     Op* victim = nullptr;
-    for (auto& [seq, slot] : slots_)
+    for (auto& [seq, slot] : table_.slots)
         for (auto& op : slot.variants)
             if (op.get() != &wanting && !op->entered() && op->owns() && !op->reduced()) victim = op.get();
     if (!victim) return false;
@@ -213,9 +185,9 @@ bool Ops::evict_shard(const Op& wanting, Time now) {
 // ---- from the network -------------------------------------------------------------------------------------
 
 bool Ops::over(const wire::Header& header) const {
-    if (header.seq >= next_seq_) return false;
-    const auto slot = slots_.find(header.seq);
-    if (slot == slots_.end()) return true;
+    if (header.seq >= table_.next_seq) return false;
+    const auto slot = table_.slots.find(header.seq);
+    if (slot == table_.slots.end()) return true;
     const auto& retired = slot->second.retired;
     return std::find(retired.begin(), retired.end(), bucket_of(header)) != retired.end();
 }
@@ -244,7 +216,7 @@ std::optional<wire::Reject> Ops::scatter(Time now, Slot& slot, Op& op, const wir
         if (!block) return wire::Reject::kPool;
         own(now, slot, op, std::move(block));
     }
-    if (header.flags & wire::kOver) late_[header.source].insert(header.seq);
+    if (header.flags & wire::kOver) table_.late[header.source].insert(header.seq);
     const Duration age = std::min(Duration{header.entry_us} * kMicrosecond, terms_.bounds.deadline);
     const auto reason = op.scatter(now, header, payload, now - age);
     if (reason != wire::Reject::kLate) return reason;
@@ -282,7 +254,7 @@ std::optional<wire::Reject> Ops::gather(Time now, Op& op, const wire::Header& he
 }
 
 void Ops::peer_left(Time now, Rank rank, Seq from) {
-    for (auto at = slots_.lower_bound(from); at != slots_.end(); ++at)
+    for (auto at = table_.slots.lower_bound(from); at != table_.slots.end(); ++at)
         for (auto& op : at->second.variants) {
             op->peer_left(rank, now);
             op->serve_apart(rank);
@@ -295,15 +267,16 @@ void Ops::peer_left(Time now, Rank rank, Seq from) {
 // ---- a mean that is shared beyond the group ---------------------------------------------------------------
 
 bool Ops::will_close(Seq seq) const {
-    if (seq >= next_seq_) return true;
-    const auto slot = slots_.find(seq);
-    return slot != slots_.end() && std::any_of(slot->second.variants.begin(), slot->second.variants.end(),
-                                               [](const auto& op) { return op->entered() && !op->ended(); });
+    if (seq >= table_.next_seq) return true;
+    const auto slot = table_.slots.find(seq);
+    return slot != table_.slots.end() &&
+           std::any_of(slot->second.variants.begin(), slot->second.variants.end(),
+                       [](const auto& op) { return op->entered() && !op->ended(); });
 }
 
 void Ops::close(Time now, Seq seq) {
-    const auto slot = slots_.find(seq);
-    if (slot == slots_.end()) return;
+    const auto slot = table_.slots.find(seq);
+    if (slot == table_.slots.end()) return;
     for (auto& op : slot->second.variants)
         if (op->owns()) {
             op->close(now, Ending::kBound, terms_.skip_above);
@@ -312,8 +285,8 @@ void Ops::close(Time now, Seq seq) {
 }
 
 bool Ops::overtaken(Seq seq) const {
-    const auto slot = slots_.find(seq);
-    return seq >= next_seq_ && slot != slots_.end() &&
+    const auto slot = table_.slots.find(seq);
+    return seq >= table_.next_seq && slot != table_.slots.end() &&
            std::any_of(slot->second.variants.begin(), slot->second.variants.end(),
                        [](const auto& op) { return op->owns() && op->reduced(); });
 }
@@ -325,7 +298,7 @@ void Ops::reduce(Time now, Seq seq, std::uint32_t bucket_len, bool non_finite,
     put(op->reduction());
     op->reduce_more(non_finite);
     news_ = true;
-    end_if_complete(now, slots_.at(seq), *op);
+    end_if_complete(now, table_.slots.at(seq), *op);
 }
 
 // ---- the end of ops ---------------------------------------------------------------------------------------
@@ -362,7 +335,7 @@ void Ops::end(Time now, Slot& slot, Op& op, Status status, Ending ending) {
         means.reopen();
         if (status <= Status::kPartial && !op.non_finite() && means.lacking())
             context_.carry.keep(std::move(means));
-        for (auto& late : late_) late.insert(op.seq());
+        for (auto& late : table_.late) late.insert(op.seq());
     }
     report.lr_scale = roster_.lr_scale();
     report.heard_epoch = context_.epochs.heard();
@@ -377,92 +350,10 @@ void Ops::end(Time now, Slot& slot, Op& op, Status status, Ending ending) {
     news_ = true;
 }
 
-// Whether nobody needs anything of the op any more.
-bool Ops::retired(Seq seq, const Op& op) const {
-    if (seq >= next_seq_)
-        return stopped_;  // peers that have heard our goodbye expect nothing of ours from here on
-    if (!op.ended() && op.entered()) return false;
-    if (!op.reduced()) return false;
-    if (settings_.resend && links_.everybody.awaits(seq)) return false;
-    for (Rank rank = 0; rank < roster_.ranks(); ++rank) {
-        if (rank == roster_.self() || roster_[rank].left(seq)) continue;
-        if (!op.served(rank) || owes_late(rank, op)) return false;
-        if (settings_.resend && !roster_[rank].leaving && links_[rank].path.awaits(seq))
-            return false;  // it may have to be sent again
-    }
-    return true;
-}
-
-// Whether a peer is in the op and has not been sent all of its mean. Then the op is not history yet: it only
-// waits for credit.
-bool Ops::awaited(Seq seq, const Op& op) const {
-    for (Rank rank = 0; rank < roster_.ranks(); ++rank)
-        if (rank != roster_.self() && roster_[rank].entered > seq && !op.served(rank)) return true;
-    return false;
-}
-
-// Rule 9: whether something is owed to a peer that comes too late for the op. History may take three quarters of
-// the pool, and an eighth is reserved for ops that this rank has not reached.
-bool Ops::owes_late(Rank rank, const Op& op) const {
-    return op.owes_late(rank) && context_.memory.pool_used_bytes() <= settings_.pool_bytes / 8 * 7;
-}
-
-template <typename Predicate>
-void Ops::retire_if(Slot& slot, Predicate over) {
-    std::erase_if(slot.variants, [&](const auto& op) {
-        if (!over(*op)) return false;
-        if (op->owns()) slot.retired.push_back(op->bucket());
-        return true;
-    });
-}
-
-// Retires what nobody needs. What a late peer still needs moves to the pool as history, for at most W ops. If
-// a peer is dead this is many ops, so only a few of them are looked at each time.
 void Ops::retire() {
     skip_untimed();
-    context_.carry.retire(next_seq_);
-    const Seq fresh = std::min(first_timed_, next_seq_ - std::min(next_seq_, kFreshOps));
-    auto at = slots_.begin();
-    while (at != slots_.end() && at->first < next_seq_ && next_seq_ - at->first > settings_.window_ops)
-        at = retire_some(at);
-    at = slots_.lower_bound(swept_);
-    for (int k = 0; k < kSweptOps && at != slots_.end() && at->first < fresh; ++k) at = retire_some(at);
-    swept_ = at != slots_.end() && at->first < fresh ? at->first : 0;
-    for (at = slots_.lower_bound(fresh); at != slots_.end() && at->first < next_seq_;) at = retire_some(at);
-}
-
-Ops::Slots::iterator Ops::retire_some(Slots::iterator at) {
-    const Seq seq = at->first;
-    retire_if(at->second, [&](const Op& op) { return retired(seq, op); });
-    retire_if(at->second, [&](Op& op) {
-        if (op.entered() && !op.ended()) return false;
-        if (next_seq_ - seq > settings_.late_ops()) op.drop_late_contributions();
-        bool drop = next_seq_ - seq > settings_.window_ops;
-        if (!drop && op.ended() && next_seq_ - seq > 2 && !op.compacted()) {
-            Block smaller = history_room(op);
-            drop = !smaller && !awaited(seq, op);
-            if (smaller) op.compact(std::move(smaller));
-        }
-        if (drop && !retired(seq, op)) note_eviction(seq);
-        return drop;
-    });
-    if (!at->second.variants.empty()) return std::next(at);
-    for (auto& late : late_) late.erase(seq);
-    return slots_.erase(at);
-}
-
-bool Ops::all_retired() const {
-    for (const auto& [seq, slot] : slots_)
-        for (const auto& op : slot.variants)
-            if (!retired(seq, *op)) return false;
-    return true;
-}
-
-Seq Ops::oldest_needed() const {
-    for (const auto& [seq, slot] : slots_)
-        for (const auto& op : slot.variants)
-            if (!retired(seq, *op)) return std::min(seq, next_seq_);
-    return next_seq_;
+    context_.carry.retire(table_.next_seq);
+    retention_.retire(std::min(first_timed_, table_.next_seq - std::min(table_.next_seq, kFreshOps)));
 }
 
 // ---- time -------------------------------------------------------------------------------------------------
@@ -487,16 +378,16 @@ void Ops::skip_untimed() {
     const auto untimed = [](const auto& op) {
         return (op->ended() || !op->entered()) && (!op->owns() || op->closed());
     };
-    auto at = slots_.lower_bound(first_timed_);
-    while (at != slots_.end() && at->first < next_seq_ &&
+    auto at = table_.slots.lower_bound(first_timed_);
+    while (at != table_.slots.end() && at->first < table_.next_seq &&
            std::all_of(at->second.variants.begin(), at->second.variants.end(), untimed))
         ++at;
-    first_timed_ = at == slots_.end() ? next_seq_ : std::min(next_seq_, at->first);
+    first_timed_ = at == table_.slots.end() ? table_.next_seq : std::min(table_.next_seq, at->first);
 }
 
 Time Ops::next_timer() const {
     Time next = kNever;
-    for (auto at = slots_.lower_bound(first_timed_); at != slots_.end(); ++at)
+    for (auto at = table_.slots.lower_bound(first_timed_); at != table_.slots.end(); ++at)
         for (const auto& op : at->second.variants)
             next = std::min({next, op->close_at(bounds_of(*op)).at, op->end_at().at});
     return next;
@@ -504,7 +395,7 @@ Time Ops::next_timer() const {
 
 void Ops::advance(Time now) {
     for (std::size_t silent = roster_.silent_count();;) {
-        for (auto at = slots_.lower_bound(first_timed_); at != slots_.end(); ++at) {
+        for (auto at = table_.slots.lower_bound(first_timed_); at != table_.slots.end(); ++at) {
             Slot& slot = at->second;
             for (auto& op : slot.variants) {
                 if (silent > 0) {

@@ -1,5 +1,5 @@
-// The ops of one rank: which exist, the memory they take, the buckets that ranks state for them, when
-// they end, and when they retire. It keeps the reports of those that have ended.
+// The ops of one rank: which exist, the buckets that ranks state for them, and when they end. It keeps the reports of
+// those that have ended.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +17,7 @@
 #include "protocol/ops/bucket_ballot.hpp"
 #include "protocol/ops/memory.hpp"
 #include "protocol/ops/op.hpp"
+#include "protocol/ops/retention.hpp"
 #include "protocol/reports/accounts.hpp"
 #include "protocol/roster.hpp"
 #include "protocol/sending/peer_pools.hpp"
@@ -34,29 +35,24 @@ public:
 
 class Ops {
 public:
-    struct Slot {
-        BucketBallot ballot;
-        std::vector<std::unique_ptr<Op>> variants;  // one for each bucket stated
-        // Buckets whose mean was served and dropped: packets for them are late.
-        std::vector<BucketId> retired;
-    };
-    using Slots = std::map<Seq, Slot>;
+    using Slot = OpSlot;
+    using Slots = std::map<Seq, OpSlot>;
 
     Ops(const Settings& settings, const OpContext& context, Roster& roster, Attendance& attendance,
         const Links& links, PeerPools& pools, Accounts& accounts, CloseListener* listener);
 
     // ---- the local rank
-    Seq next_seq() const { return next_seq_; }
+    Seq next_seq() const { return table_.next_seq; }
     std::uint16_t latest_epoch() const { return context_.epochs.latest().number; }
     std::size_t in_flight() const { return in_flight_; }  // ops entered and not ended
     bool contributing() const { return contributing_; }
-    bool stopped() const { return stopped_; }
+    bool stopped() const { return table_.stopped; }
     const Terms& terms() const { return terms_; }        // of the latest op
     void expect(const Terms& terms) { terms_ = terms; }  // of ops that this rank has not entered
     void enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms);
     void resynced();
     void rejoined() { contributing_ = true; }  // what this rank holds as an owner stays
-    void stop() { stopped_ = true; }           // no more ops are entered
+    void stop() { table_.stopped = true; }     // no more ops are entered
     // Rule 3: this rank is too far behind. What was in flight ends, next_seq() becomes the group's, and this
     // rank contributes nothing until its state has been copied from a peer, because its gradients come from
     // old parameters.
@@ -89,39 +85,29 @@ public:
     void advance(Time now);
 
     // ---- for those who send
-    Slots& slots() { return slots_; }
+    Slots& slots() { return table_.slots; }
     Op* find(Seq seq, BucketId bucket);
     // Rule 9: ops of which something may be owed to a rank that comes too late for them.
-    std::set<Seq>& late(Rank rank) { return late_[rank]; }
+    std::set<Seq>& late(Rank rank) { return table_.late[rank]; }
     // Whether a rank is so far behind that the means of ops that are over here are history to it.
     bool lags(Rank rank) const;
     Seq first_timed() const { return first_timed_; }  // ops before this one are over here
-    Seq served_from() const { return served_from_; }  // means of earlier ops may be gone
+    Seq served_from() const { return retention_.served_from(); }
     bool takes_late(Rank rank) const { return roster_.present(rank); }
-    bool take_forgot() { return std::exchange(forgot_, false); }  // a mean is gone that somebody may need
-    bool take_news() { return std::exchange(news_, false); }      // there may be something to send to anybody
+    bool take_forgot() { return retention_.take_forgot(); }
+    bool take_news() { return std::exchange(news_, false); }  // there may be something to send to anybody
 
     // ---- the end of ops
     void retire();
-    bool all_retired() const;
-    // The oldest op that somebody may still need something of; next_seq() if there is none.
-    Seq oldest_needed() const;
+    bool all_retired() const { return retention_.all_retired(); }
+    Seq oldest_needed() const { return retention_.oldest_needed(); }
     std::vector<OpReport>& reports() { return reports_; }
 
 private:
     Slot& slot_of(Seq seq);
     Op* variant(Seq seq, Slot& slot, BucketId bucket, bool own);
-    template <typename Predicate>
-    void retire_if(Slot& slot, Predicate over);
-    Slots::iterator retire_some(Slots::iterator at);
-    bool retired(Seq seq, const Op& op) const;
-    bool awaited(Seq seq, const Op& op) const;
-    bool owes_late(Rank rank, const Op& op) const;
     void own(Time now, Slot& slot, Op& op, Block memory);
     Block room(std::size_t floats, wire::Stage stage, const Op& wanting, Time now);
-    bool evict_mean(Seq below);
-    void note_eviction(Seq seq);
-    Block history_room(const Op& op);
     bool evict_shard(const Op& wanting, Time now);
     std::optional<wire::Reject> scatter(Time now, Slot& slot, Op& op, const wire::Header& header,
                                         std::span<const std::byte> payload);
@@ -142,18 +128,15 @@ private:
     PeerPools& pools_;
     Accounts& accounts_;
     CloseListener* const listener_;  // or null
-    Slots slots_;
-    std::vector<std::set<Seq>> late_;       // by rank
+    OpTable table_;
+    Retention retention_;
     Terms terms_;                           // of the latest op
     std::uint32_t terms_len_ = 0xFFFFFFFF;  // bucket length of that op
     // By key: what was reliable in the rank's latest op of this bucket, and the bucket's length.
     std::map<std::uint32_t, std::pair<std::uint32_t, std::vector<CoordRun>>> reliable_;
-    Seq next_seq_;
     Seq first_timed_;  // ops before this one have no timer: they have closed and ended
-    Seq served_from_ = 0;
-    Seq swept_ = 0;  // where retire() continues among the ops that only late peers need
     std::size_t in_flight_ = 0;
-    bool contributing_ = true, stopped_ = false, news_ = false, forgot_ = false;
+    bool contributing_ = true, news_ = false;
     std::vector<OpReport> reports_;
 };
 

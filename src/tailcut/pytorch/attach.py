@@ -130,7 +130,6 @@ class Attachment:
                 self._scaling = Scaling(scaler, optimizer, group.config.window_ops)
             self._reducer = Reducer(group, self._listen, farewell)
         self._passes = Passes()
-        self._left_out = 0  # of the skipped steps: those whose batches are left out
         self._rolling = self._roll() if group is not None else None
         self._rejoin = self._rejoining() if group is not None else None
         self._catch_up: CatchUp | None = None
@@ -177,14 +176,7 @@ class Attachment:
         ``per_step`` is how many batches a step takes. What the end of the loader leaves over is left out of
         the next one.
         """
-        left_out = 0  # batches of the step that is being left out
-        for batch in loader:
-            if self._left_out < self._passes.skipped:
-                left_out += 1
-                if left_out == per_step:
-                    self._left_out, left_out = self._left_out + 1, 0
-                continue
-            yield batch
+        return self._passes.batches(loader, per_step)
 
     def stats(self) -> Stats:
         """The totals, with those of the runs before a checkpoint."""
@@ -289,7 +281,6 @@ class Attachment:
         self._ddp = self._optimizer = self._scaler = self._scaling = self._reducer = self._rolling = None
         self._catch_up = self._rejoin = self._following = None
         self._passes = Passes()
-        self._left_out = 0
         self._resynced_bytes = 0
         self.reports = deque(maxlen=0)
 

@@ -1,10 +1,13 @@
-"""The averaged backward passes of a model: how many there were, and which buckets each of them has."""
+"""The averaged backward passes of a model: how many there were, their batches, and their buckets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from tailcut.pytorch.blocks import Bucket
+
+Batch = TypeVar("Batch")
 
 
 class Passes:
@@ -18,6 +21,7 @@ class Passes:
         self.form: Sequence[Bucket] = ()
         """The buckets of a pass, in order, once two in a row had the same: DDP rebuilds them after the first.
         It is one object for as long as they are the same."""
+        self._left_out = 0  # of the skipped passes: those whose batches are left out
         self._buckets: list[Bucket] = []  # of this pass, so far
         self._before: list[tuple[str | None, tuple[int, ...]]] = []  # the pass before: keys and parameters
 
@@ -39,6 +43,17 @@ class Passes:
         """This rank was given the state of another, which had so many passes behind it."""
         self.skipped += max(0, step - self.step)
         self.step = step
+
+    def batches(self, loader: Iterable[Batch], per_step: int) -> Iterator[Batch]:
+        """Those of ``loader`` without the batches of passes that were skipped."""
+        left_out = 0  # of the pass that is being left out
+        for batch in loader:
+            if self._left_out < self.skipped:
+                left_out += 1
+                if left_out == per_step:
+                    self._left_out, left_out = self._left_out + 1, 0
+                continue
+            yield batch
 
     def forget_form(self) -> None:
         """It is to be learned anew: the training state was copied from another rank."""

@@ -17,6 +17,8 @@ class Op:
     complete: bool
     """False if the limit ended it."""
     lost_frac: float
+    sources_s: list[float | None] = field(default_factory=list)
+    """By rank: how long its contribution took to come here, from its entry on. None if there was none."""
 
 
 @dataclass

@@ -19,6 +19,7 @@ from tailcut.meeting.addresses import host_identity
 from tailcut.meeting.rendezvous import meet
 from tailcut.meeting.roster import Roster
 from tailcut.meeting.sockets import bind_address, open_lanes
+from tailcut.mirror import Link
 from tailcut.store import Store
 from tailcut.tools.doctor import host, probes
 from tailcut.tools.doctor.check import Check, Setting
@@ -134,9 +135,18 @@ def _average(findings: Findings, world_size: int, store: Store, options: Options
         give_up = time.monotonic() + OPS_LIMIT_S
         while len(findings.ops) < OPS and (not findings.ops or time.monotonic() < give_up):
             report = group.allreduce(bucket).wait()
-            findings.ops.append(Op(report.elapsed_s, report.status == "complete", report.lost_frac))
+            complete = report.status == "complete"
+            sources_s = [_took_s(link) for link in report.links]
+            findings.ops.append(Op(report.elapsed_s, complete, report.lost_frac, sources_s))
             if silent := [peer for peer, link in enumerate(report.links) if link.gather.lost_frac == 1]:
                 raise PeerError(f"ranks {silent} sent nothing in op {report.seq}: they ended or froze")
+
+
+def _took_s(link: Link) -> float | None:
+    """How long the contribution of a rank took to come here."""
+    if link.entered_s is None or link.scatter.last_s is None:
+        return None
+    return max(0.0, link.scatter.last_s - link.entered_s)
 
 
 def _failed(stage: str, text: str) -> Check:

@@ -13,6 +13,9 @@ FAIL_LOSS_FRAC = 0.05
 SLOW_PAIR = 10.0
 SLOW_PAIR_S = 1e-3
 """A pair is slow if its median is above this and also many times that of all pairs."""
+SLOW_PORT = 3.0
+SLOW_PORT_S = 2e-3
+"""A port is slow if what goes through it takes so many times longer than elsewhere, and so much longer."""
 DEADLINE_MARGIN = 3.0
 SHORTEST_DEADLINE_S = 0.01
 
@@ -25,6 +28,7 @@ def judge(ranks: ByRank, world_size: int, deadline_s: float, bucket_bytes: int) 
         checks += [rtt(ranks), loss(ranks)]
     if ops := slowest_ops(ranks, world_size):
         checks += [allreduce(ops, bucket_bytes), deadline(ops, bucket_bytes, deadline_s)]
+        checks += ports(ranks)
     return checks
 
 
@@ -55,11 +59,54 @@ def rtt(ranks: ByRank) -> Check:
         f"median {1e3 * typical_s:.3f} ms; slowest pair {slowest[0]} to {slowest[1]} "
         f"with {1e3 * medians[slowest]:.3f} ms"
     )
-    if medians[slowest] > max(SLOW_PAIR * typical_s, SLOW_PAIR_S):
-        return Check(
-            "rtt", "warn", found, "every op waits for its slowest pair: look at that path or that host"
-        )
-    return Check("rtt", "ok", found)
+    limit_s = max(SLOW_PAIR * typical_s, SLOW_PAIR_S)
+    if medians[slowest] <= limit_s:
+        return Check("rtt", "ok", found)
+    by_rank = {rank: [s for pair, s in medians.items() if rank in pair] for rank in ranks}
+    late = [rank for rank, times_s in by_rank.items() if min(times_s, default=0.0) > limit_s]
+    if late and len(ranks) > 2:
+        return Check("rtt", "warn", f"{found}; {_named(late)} late to everybody", "look at that host")
+    return Check("rtt", "warn", found, "every op waits for its slowest pair: look at that path or that host")
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank {ranks[0]} answers" if len(ranks) == 1 else f"ranks {ranks} answer"
+
+
+def ports(ranks: ByRank) -> list[Check]:
+    """Whether what one rank sends, or what is sent to it, takes clearly longer than among the others."""
+    if len(ranks) < 3:
+        return []
+    took_s = {
+        (source, rank): statistics.median(times_s)
+        for rank, findings in ranks.items()
+        for source in ranks
+        if (times_s := _took_s(findings, source))
+    }
+    slow = []
+    for rank in ranks:
+        others_s = [s for pair, s in took_s.items() if rank not in pair]
+        for way, end in (("from", 0), ("to", 1)):
+            own_s = [s for pair, s in took_s.items() if pair[end] == rank]
+            if own_s and others_s and _is_slow(statistics.median(own_s), statistics.median(others_s)):
+                slow.append(
+                    f"a contribution {way} rank {rank} takes {1e3 * statistics.median(own_s):.1f} ms, "
+                    f"among the others {1e3 * statistics.median(others_s):.1f} ms"
+                )
+    if not slow:
+        return [Check("ports", "ok", "none is clearly slower than the others")]
+    remedy = "every op waits for that rank, or lacks it: look at its link, its port of the switch, its host"
+    return [Check("ports", "warn", "; ".join(slow), remedy)]
+
+
+def _took_s(findings: Findings, source: int) -> list[float]:
+    """How long the contributions of another rank took to come to this one, by op."""
+    times_s = (op.sources_s[source] for op in findings.ops if op.sources_s and source != findings.rank)
+    return [time_s for time_s in times_s if time_s is not None]
+
+
+def _is_slow(own_s: float, others_s: float) -> bool:
+    return own_s > max(SLOW_PORT * others_s, others_s + SLOW_PORT_S)
 
 
 def lost_frac(ranks: ByRank, source: int, peer: int) -> float | None:
