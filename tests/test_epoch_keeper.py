@@ -84,7 +84,7 @@ def test_a_rank_that_is_behind_waits_for_the_epochs_that_it_has_heard_of(tmp_pat
     links = (link(False), link(False))
     keeper.after(Report(3, "complete", 100, 0.01, links=links, heard_epoch=1), 0.01, 4, 0)
     threading.Timer(
-        0.05, store.set, ["prefix/epoch/1", Epoch(1, (14,), (0,), (1, 0)).text().encode()]
+        0.05, store.set, ["prefix/epoch/1", Epoch(1, (14,), (0,), (1, 0), (1.0, 1.0)).text().encode()]
     ).start()
     keeper.settle(LIMIT_S)
     assert [epoch.number for epoch in lane.epochs] == [1]

@@ -8,9 +8,20 @@ import pytest
 
 from tailcut import Report
 from tailcut.grid import GridLayout
-from tailcut.mirror import Link, LinkStage
+from tailcut.mirror import Link, LinkStage, StageReport
 from tailcut.policy.epoch_values import Epoch, Pace
-from tailcut.policy.epochs import AHEAD_OPS, PATIENCE_S, RETURNED_OPS, SILENT_OPS, Agreement, Step
+from tailcut.policy.epochs import (
+    AHEAD_OPS,
+    PATIENCE_S,
+    RETURNED_OPS,
+    SETTLED_OPS,
+    SILENT_OPS,
+    UNHURRIED_OPS,
+    WORTHWHILE,
+    Agreement,
+    Step,
+)
+from tailcut.policy.ports import HEALED, HEAVIEST, LEAST, OPS, REVIEW_OPS, SLOW
 
 OP_S = 0.01
 
@@ -205,3 +216,155 @@ def test_a_burst_of_ops_is_more_ahead() -> None:
 def test_nothing_to_do_is_nothing_to_write() -> None:
     agreement = Agreement(0, GridLayout(3))
     assert agreement.step(0.0, {}) == Step()
+
+
+# ---- slow ports --------------------------------------------------------------------------------------------
+
+
+class PortsPlay(Play):
+    """Ranks with ports of some speeds, as all see them or only some. Ops become ``gain`` times faster in an
+    epoch for a port."""
+
+    def __init__(self, speeds: Sequence[float], gain: float = 1.5, grid: GridLayout | None = None) -> None:
+        super().__init__(len(speeds))
+        if grid:
+            self.agreements = [Agreement(rank, grid) for rank in range(len(speeds))]
+        self.speeds = list(speeds)
+        self.gain = gain
+        self.seers: Sequence[int] = range(len(speeds))
+        self.dead: set[int] = set()
+
+    def run(self, ops: int) -> None:
+        for _ in range(ops):
+            for rank in range(len(self.speeds)):
+                if rank not in self.dead:
+                    self.report(rank)
+            self.seq += 1
+
+    def report(self, rank: int) -> None:
+        agreement = self.agreements[rank]
+        living = [a for other, a in enumerate(self.agreements) if other not in self.dead]
+        faster = self.gain if min(agreement.epoch.speeds) < 1 else 1.0
+        report = Report(
+            self.seq,
+            "complete",
+            100,
+            OP_S / faster,
+            epoch=max(
+                (e.number for r, e in self.installed if r == rank and e.first_seqs[0] <= self.seq), default=0
+            ),
+            heard_epoch=max(a.epoch.number for a in living),
+            scatter=StageReport(began_s=0.0, ended_s=OP_S),
+            links=tuple(self.link(rank, other) for other in range(len(self.speeds))),
+        )
+        agreement.after(report, OP_S * self.seq, self.seq + 1)
+        while self.look(rank):
+            pass
+
+    def link(self, rank: int, other: int) -> Link:
+        if other in self.dead:
+            return link(True)
+        took_s = OP_S / (self.speeds[other] if rank in self.seers else 1.0)
+        return Link(
+            0.0,
+            scatter=LinkStage(25, last_s=took_s),
+            gather=LinkStage(25),
+            delivered_bytes=50,
+            in_flight_s=took_s,
+        )
+
+    def weights(self) -> list[tuple[int, ...]]:
+        """In the order of epochs."""
+        return [epoch.weights for epoch in sorted({e for _, e in self.installed}, key=lambda e: e.number)]
+
+
+LEAST_WEIGHTS = (HEAVIEST, HEAVIEST, HEAVIEST, LEAST)
+
+
+def test_a_slow_port_owns_less_when_ops_have_settled() -> None:
+    play = PortsPlay([1, 1, 1, 0.5])
+    play.run(SETTLED_OPS - 1)
+    assert not play.store
+    play.run(int(PATIENCE_S / OP_S))
+    assert play.weights() == [LEAST_WEIGHTS]
+    assert sorted(rank for rank, _ in play.installed) == [0, 1, 2, 3]  # itself too, which has not voted
+    (epoch,) = {epoch for _, epoch in play.installed}
+    assert epoch.members == (0, 1, 2, 3)
+    assert epoch.first_seqs[0] >= SETTLED_OPS + UNHURRIED_OPS
+    assert Epoch.parse(epoch.text().encode()) == epoch
+    (news,) = play.agreements[0].take_news()
+    assert news.endswith("rank 3 (port 0.5 of the others') owns 0.082 of a share")
+
+
+@pytest.mark.parametrize(("speed", "formed"), [(SLOW + 0.01, False), (SLOW - 0.01, True)])
+def test_how_slow_a_port_must_be(speed: float, formed: bool) -> None:
+    play = PortsPlay([1, 1, 1, 1, speed])
+    play.run(2 * SETTLED_OPS)
+    assert bool(play.installed) == formed
+
+
+@pytest.mark.parametrize(("seers", "formed"), [([0], False), ([0, 1], True), ([1, 2], True), ([1], False)])
+def test_most_others_must_see_it(seers: list[int], formed: bool) -> None:
+    """Otherwise it is a path and no port. At N = 4, three others see a rank."""
+    play = PortsPlay([1, 1, 1, 0.5])
+    play.seers = seers
+    play.run(3 * SETTLED_OPS)
+    assert bool(play.installed) == formed
+
+
+def test_few_ranks_and_grids_stay_as_they_are() -> None:
+    for play in (
+        PortsPlay([1, 0.2]),
+        PortsPlay([1, 1, 0.2]),
+        PortsPlay([1, 1, 1, 0.2], grid=GridLayout(4, 2)),
+    ):
+        if len(play.speeds) < 4:
+            play.run(3 * SETTLED_OPS)
+        assert not play.store
+        assert all(agreement._ports is None for agreement in play.agreements)
+
+
+def test_a_port_that_has_healed_owns_its_share_again() -> None:
+    play = PortsPlay([1, 1, 1, 0.5])
+    play.run(2 * SETTLED_OPS)
+    play.speeds[3] = HEALED - 0.01
+    play.run(5 * SETTLED_OPS)
+    assert play.weights() == [LEAST_WEIGHTS]
+    play.speeds[3] = HEALED + 0.01
+    play.run(SETTLED_OPS + OPS + REVIEW_OPS)
+    assert play.weights() == [LEAST_WEIGHTS, (1, 1, 1, 1)]
+    assert play.agreements[0].take_news()[-1].endswith("rank 3 owns its share again")
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(WORTHWHILE + 0.01, True), (WORTHWHILE - 0.01, False)])
+def test_a_change_that_makes_ops_no_faster_is_taken_back(gain: float, kept: bool) -> None:
+    play = PortsPlay([1, 1, 1, 0.5], gain)
+    play.run(6 * SETTLED_OPS)
+    assert play.weights() == ([LEAST_WEIGHTS] if kept else [LEAST_WEIGHTS, (1, 1, 1, 1)])
+
+
+def test_ports_that_come_and_go_make_fewer_and_fewer_epochs() -> None:
+    play = PortsPlay([1, 1, 1, 0.5], gain=1.0)
+    for k in range(40):
+        play.speeds[3] = 0.5 if k % 2 else 1.0
+        play.run(SETTLED_OPS)
+    assert 2 <= len(play.weights()) <= 6
+
+
+def test_a_death_while_a_port_is_slow() -> None:
+    play = PortsPlay([1, 1, 1, 1, 0.5])
+    play.run(2 * SETTLED_OPS)
+    play.dead = {1}
+    play.run(SILENT_OPS + 5)
+    assert play.weights()[-1] == (HEAVIEST, 0, HEAVIEST, HEAVIEST, LEAST)
+
+
+def test_a_slow_port_that_few_see_does_not_delay_a_death() -> None:
+    play = PortsPlay([1, 1, 1, 1, 0.5])
+    play.seers = [0]
+    play.run(2 * SETTLED_OPS)
+    assert play.store
+    assert not play.installed
+    play.dead = {1}
+    play.run(SILENT_OPS + 2)
+    assert play.weights() == [(1, 0, 1, 1, 1)]

@@ -37,8 +37,9 @@ def simulated(scenario: HostScenario) -> Conditions:
 def test_ports_have_the_same_rates_queues_and_losses(name: str, hosts: int) -> None:
     scenario = replace(load_scenario(name), hosts=max(hosts, load_scenario(name).hosts))
     network = simulated(scenario).network
-    for port in switch_ports(scenario)[: scenario.hosts]:
-        assert network.bytes_per_s == 1e6 / 8 * port.rate_mbit_s
+    for host, port in enumerate(switch_ports(scenario)[: scenario.hosts]):
+        slow = [change.downlink_factor for change in network.rate_changes if change.host == host]
+        assert math.prod([network.bytes_per_s, *slow]) == 1e6 / 8 * port.rate_mbit_s
         assert network.queue_bytes == port.queue_bytes
         assert (network.loss, network.trim) == (port.rules.loss_frac, port.rules.trim_frac)
         assert network.trim_above_bytes == (port.rules.trim_above_bytes or 0)
@@ -194,6 +195,10 @@ at_s = 1
 host = 0
 at_s = 1
 for_s = 1
+
+[[slow_ports]]
+host = 0
+rate_frac = 0.5
 """
 BACKGROUND = {
     "bursts": "[bursts]\nburst_bytes = 1000\ngap_min_s = 1\ngap_mean_s = 1\n",
@@ -210,6 +215,7 @@ OTHERWISE = {
     "burst_bytes": 50_000,
     "host": 1,
     "every_s": 1.0,
+    "rate_frac": 0.25,
 }
 """Another value than the one above, where twice as much will not do."""
 NO_MATTER = {"name", "description", "hosts"}

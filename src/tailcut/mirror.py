@@ -122,6 +122,10 @@ class Link(NamedTuple):
     """DATA packets received from it since the last report."""
     received_lost_packets: int = 0
     """DATA packets that are missing between those received from it since the last report."""
+    delivered_bytes: int = 0
+    """Of DATA sent to it by unicast, what is known to have come since the last report."""
+    in_flight_s: float = 0.0
+    """How long any of it was in flight."""
     lacked_frac: float = 0.0
     """The share of this rank's mean that it says it lacked in an op; the largest one told since the last
     report."""

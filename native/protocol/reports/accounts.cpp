@@ -50,6 +50,9 @@ void Accounts::complete_links(OpReport& report) {
         told.sent_lost_packets = since(lost, before.lost);
         told.received_packets = since(both(&Arrivals::came), before.came);
         told.received_lost_packets = since(both(&Arrivals::missing), before.missing);
+        told.delivered_bytes = since(link.path.delivered_bytes(), before.delivered_bytes);
+        const Duration busy = link.path.busy(report.ended_at);
+        told.in_flight = busy - std::exchange(before.busy, busy);
         Lacked& lacked = lacked_[rank];
         told.lacked_frac = std::exchange(lacked.told, 0.0f);
         lacked.op = static_cast<std::uint16_t>(report.seq);

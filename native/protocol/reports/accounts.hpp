@@ -41,8 +41,9 @@ public:
     void hear_lacked(const wire::Header& header);
 
 private:
-    struct Reported {  // packets of a link up to the last report
-        std::uint64_t sent = 0, lost = 0, came = 0, missing = 0;
+    struct Reported {  // of a link, up to the last report
+        std::uint64_t sent = 0, lost = 0, came = 0, missing = 0, delivered_bytes = 0;
+        Duration busy = 0;
     };
     struct Lacked {
         float own = 0;         // what we lacked of its mean, in the latest op that has ended here

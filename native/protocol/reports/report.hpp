@@ -100,6 +100,9 @@ struct LinkReport {
     // DATA packets since the last report: sent to it and found lost, received from it and missing in between.
     std::uint32_t sent_packets = 0, sent_lost_packets = 0;
     std::uint32_t received_packets = 0, received_lost_packets = 0;
+    // Of DATA sent to it by unicast since the last report: what came, and how long any was in flight.
+    std::uint32_t delivered_bytes = 0;
+    Duration in_flight = 0;
     // The share of this rank's mean that the peer says it lacked, since the last report.
     float lacked_frac = 0;
     bool awaited = true;  // SCATTER of the own shard has waited for it
@@ -117,6 +120,8 @@ struct LinkReport {
         visit("sent_lost_packets", &LinkReport::sent_lost_packets);
         visit("received_packets", &LinkReport::received_packets);
         visit("received_lost_packets", &LinkReport::received_lost_packets);
+        visit("delivered_bytes", &LinkReport::delivered_bytes);
+        visit("in_flight_s", &LinkReport::in_flight);
         visit("lacked_frac", &LinkReport::lacked_frac);
         visit("awaited", &LinkReport::awaited);
         visit("behind_ops", &LinkReport::behind_ops);

@@ -28,7 +28,10 @@ Time Path::clear_at(Time now, std::uint64_t shard_bytes) {
 void Path::stamp(Time now, wire::Header& header) {
     flight_.stamp(now, header);
     if (header.type != wire::Type::kData) return;
-    if (flight_.landed()) rate_.resume(now);
+    if (flight_.landed()) {
+        rate_.resume(now);
+        busy_since_ = now;
+    }
     const std::uint32_t window_bytes = flight_.window_bytes, packet_bytes = flight_.packet_bytes;
     const auto most =
         static_cast<std::uint32_t>(std::min<std::uint64_t>(window_bytes, rate_.most_in_flight(now)));
@@ -49,7 +52,9 @@ void Path::sent(const wire::Header& header, const Parcel& parcel, std::uint32_t 
 }
 
 void Path::unsent(Time now) {
+    const Duration busy = this->busy(now);
     departures_.refund(flight_.pop(), rate_.bytes_per_s());
+    if (!in_flight()) busy_ = busy;
     --sent_packets_;
     if (paced_) rate_.push_back(now);
 }

@@ -57,6 +57,9 @@ public:
     const RateControl& rate() const { return rate_; }
     std::uint64_t sent_packets() const { return sent_packets_; }
     std::uint64_t lost_packets() const { return lost_packets_; }
+    std::uint64_t delivered_bytes() const { return delivered_bytes_; }
+    // How long anything was in flight, until now.
+    Duration busy(Time now) const { return busy_ + (in_flight() ? now - busy_since_ : 0); }
 
 private:
     struct Open {  // whether the one receiver has not settled the packet
@@ -72,13 +75,16 @@ private:
     std::uint32_t arrival_us_ = 0;  // of the last FEEDBACK that was used
     bool arrival_known_ = false;
     LostParcels lost_;
-    std::uint64_t sent_packets_ = 0, lost_packets_ = 0;
+    std::uint64_t sent_packets_ = 0, lost_packets_ = 0, delivered_bytes_ = 0;
+    Duration busy_ = 0;
+    Time busy_since_ = 0;
 };
 
 template <typename Delivered>
 void Path::settle(Time now, const wire::Header& feedback, std::span<const std::byte> report, double mean_rate,
                   Delivered delivered) {
     if (!flight_.knows(feedback)) return;
+    const Duration busy = this->busy(now);
     RateControl::Sample sample = sample_of(feedback, round_trip_.learn(now, feedback));
     if (mean_rate > 0) sample.sender_share = rate_.bytes_per_s() / mean_rate;
     flight_.settle(
@@ -95,6 +101,8 @@ void Path::settle(Time now, const wire::Header& feedback, std::span<const std::b
             flight_.done(packet);
         });
     flight_.shrink();
+    if (!in_flight()) busy_ = busy;
+    delivered_bytes_ += sample.delivered_bytes;
     probe.answered();
 
     const std::uint32_t before_us = std::exchange(arrival_us_, feedback.arrival_us);

@@ -18,6 +18,8 @@ class Epoch:
     """The ranks that are alive, in order."""
     weights: tuple[int, ...]
     """By rank: how much it owns, relative to the others."""
+    speeds: tuple[float, ...]
+    """By rank: the rate of its port, relative to the others'."""
 
     def text(self) -> str:
         return json.dumps(vars(self))
@@ -25,7 +27,14 @@ class Epoch:
     @staticmethod
     def parse(text: bytes) -> Epoch:
         values = json.loads(text)
-        return Epoch(values["number"], *(tuple(values[n]) for n in ("first_seqs", "members", "weights")))
+        names = ("first_seqs", "members", "weights", "speeds")
+        return Epoch(values["number"], *(tuple(values[name]) for name in names))
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """By rank: what it owns, where 1 is what all would own if ports were alike."""
+        each = sum(self.weights) / max(1, sum(weight > 0 for weight in self.weights))
+        return tuple(weight / each for weight in self.weights)
 
 
 class Pace:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
+from typing import NamedTuple
 
 from tailcut.grid import GridLayout
 from tailcut.policy.epoch_values import Epoch, Pace
+from tailcut.policy.ports import Ports, owner_weights, wanted_speeds
 from tailcut.report import Report
 
 SILENT_OPS = 8
@@ -27,8 +30,21 @@ AHEAD_OPS = 4
 FARTHER_OPS = 3
 """And so many more in a grid: other rows are told by their columns, and may be ahead of the voters."""
 
+UNHURRIED_OPS = 32
+"""And so many more if all ranks live and only ports differ: a rank with a slow port does not vote on itself,
+and hears of the epoch from others."""
+
+SETTLED_OPS = 200
+"""Nobody votes on ports in so many ops after an epoch has begun, twice as many after each change for a port:
+ports that come and go make fewer and fewer epochs."""
+
+WORTHWHILE = 1.05
+"""Ops must become faster by this factor when owners change for a port; otherwise the change is taken back. A
+short op cannot send means while contributions come, and then an equal share is best for any port."""
+
 PAUSE_S = 0.005
-"""Between two looks into the store, at first. The pause grows tenfold while nothing happens."""
+"""Between two looks into the store, at first. The pause grows tenfold while nothing happens, and a
+hundredfold if it is only about ports."""
 
 AHEAD_PAUSES = 8
 """An epoch also begins at least as many ops ahead as are entered in so many pauses: all must have read of it
@@ -39,6 +55,12 @@ PATIENCE_S = 1.0
 
 _LATEST_NUMBER = 0xFFFF
 """It travels as 16 bits."""
+
+_MEMBERSHIP = 0.0
+"""A wish in place of a speed: that the rank becomes a member, or is none any more."""
+
+Wishes = Mapping[int, float]
+"""By rank: what a voter wants to change, _MEMBERSHIP or the speed of its port."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +75,18 @@ class Step:
     """To be followed from now on."""
 
 
+class _Said(NamedTuple):
+    """A vote on one rank."""
+
+    wish: float
+    entered: list[int]
+    """How many ops the voter had entered, by lane."""
+
+
+def _subjects(wishes: Wishes) -> set[tuple[int, bool]]:
+    return {(rank, wish == _MEMBERSHIP) for rank, wish in wishes.items()}
+
+
 class Agreement:
     """One rank's part in it. ``pause_s`` is 0 where the store can be looked into after every op."""
 
@@ -60,7 +94,7 @@ class Agreement:
         self.rank = rank
         self._grid = grid
         ranks = grid.ranks
-        self.epoch = Epoch(0, (0,) * lanes, tuple(range(ranks)), (1,) * ranks)
+        self.epoch = Epoch(0, (0,) * lanes, tuple(range(ranks)), (1,) * ranks, (1.0,) * ranks)
         self._first_pause_s = pause_s
         self._paces = [Pace() for _ in range(lanes)]
         self._silent_ops = [0] * ranks
@@ -70,7 +104,13 @@ class Agreement:
         self._gone: set[int] = set()  # dead or departed
         self._returned: set[int] = set()
         self._heard = 0
-        self._vote: frozenset[int] = frozenset()
+        # Who sees only two others cannot tell which of them is unusual, and of two ranks a share changes
+        # nothing. In a grid shards must be cut alike in all rows.
+        self._ports = Ports(ranks, rank) if ranks > 3 and grid.rows == 1 else None
+        self._other_speeds: Wishes = {}  # those that this rank sees, where they differ
+        self._undo: Wishes = {}  # what held before ports were found slower
+        self._port_changes = 0
+        self._vote: Wishes = {}
         self._voted_at = 0.0
         self._told_minority = False
         self._look_at = 0.0
@@ -100,6 +140,12 @@ class Agreement:
                 self._returned.discard(rank)
             elif self._on_time_ops[rank] >= RETURNED_OPS:
                 self._returned.add(rank)
+        if any(self._vote.get(rank) != _MEMBERSHIP for rank in self._changes):
+            self._look_at, self._pause_s = 0.0, self._first_pause_s  # no vote on ports delays one on these
+        if self._ports is not None and report.epoch == self.epoch.number and self._ports.after(report):
+            useless = self._undo and self._ports.gain < WORTHWHILE
+            seen = wanted_speeds(self._ports.speeds, self.epoch.speeds)
+            self._other_speeds = self._undo if useless else seen
 
     @property
     def heard(self) -> int:
@@ -111,6 +157,16 @@ class Agreement:
         """The ranks that should become members, or be none any more, as far as this rank sees."""
         back = self._returned - self._members - self._gone
         return frozenset((self._members & self._gone | back) - {self.rank})
+
+    @property
+    def _wishes(self) -> Wishes:
+        """What this rank wants to change."""
+        wishes = dict.fromkeys(self._changes, _MEMBERSHIP)
+        settled_at = self.epoch.first_seqs[0] + (SETTLED_OPS << min(16, self._port_changes))
+        if self._other_speeds and self._paces[0].entered >= settled_at:
+            members = {rank: wish for rank, wish in self._other_speeds.items() if rank in self._members}
+            return members | wishes
+        return wishes
 
     @property
     def _votes(self) -> bool:
@@ -125,7 +181,7 @@ class Agreement:
 
     def look_at_s(self) -> float | None:
         """When to look into the store next; None: there is no reason to."""
-        voting = self._votes and (self._changes or self._vote)
+        voting = self._votes and (self._vote or self._wishes)
         if voting or self._heard > self.epoch.number:
             return self._look_at
         self._look_at, self._pause_s = 0.0, self._first_pause_s
@@ -145,29 +201,32 @@ class Agreement:
 
     def step(self, now_s: float, content: Mapping[str, bytes | None]) -> Step:
         """What follows from the values of ``wanted()``; None where there is none."""
+        changes, wishes = self._changes, self._wishes
         self._look_at = now_s + self._pause_s
-        self._pause_s = min(1.5 * self._pause_s, 10 * self._first_pause_s)
+        self._pause_s = min(1.5 * self._pause_s, (10 if changes else 100) * self._first_pause_s)
         if decided := content.get(self._next_key):
             return self._follow(Epoch.parse(decided))
-        changes = self._changes
-        if not self._votes or changes == self._vote == frozenset():
+        if not self._votes or not (wishes or self._vote):
             return Step()
         votes = {}
-        if changes != self._vote:
-            votes[self._vote_key(self.rank)] = json.dumps([sorted(changes), self._entered])
-            self._vote, self._voted_at = changes, now_s
-        entered = self._votes_of(changes, content)
-        agreed = {rank for rank in changes if self._decided(rank, set(entered[rank]))}
+        if _subjects(wishes) != _subjects(self._vote):
+            votes[self._vote_key(self.rank)] = json.dumps([sorted(wishes.items()), self._entered])
+            self._vote, self._voted_at = wishes, now_s
+        said = self._votes_of(self._vote, content)
+        agreed = {rank for rank in wishes if self._decided(rank, set(said[rank]))}
         if not agreed:
             self._tell_minority(now_s, changes)
             return Step(votes)
         # All who stay should know before it begins, and who sees more should have its way. Who owns nothing
         # gets no contributions, and cannot tell who is on time.
         blind = {rank for rank in self._electorate(self.rank) if not self.epoch.weights[rank]}
-        missing = any(self._electorate(rank) - set(entered[rank]) - changes - blind for rank in agreed)
-        if (missing or agreed != changes) and now_s - self._voted_at < PATIENCE_S:
+        urgent = changes or wishes.keys()
+        missing = any(
+            self._electorate(rank) - said[rank].keys() - changes - blind - {rank} for rank in agreed & urgent
+        )
+        if (missing or urgent - agreed) and now_s - self._voted_at < PATIENCE_S:
             return Step(votes)
-        proposal = self._proposal(agreed, [seqs for rank in agreed for seqs in entered[rank].values()])
+        proposal = self._proposal({rank: said[rank] for rank in agreed})
         if not any(proposal.weights):  # a grid with a dead rank at every place
             return Step(votes)
         self._look_at = now_s  # at what was decided
@@ -177,51 +236,71 @@ class Agreement:
     def _entered(self) -> list[int]:
         return [pace.entered for pace in self._paces]
 
-    def _votes_of(
-        self, changes: frozenset[int], content: Mapping[str, bytes | None]
-    ) -> dict[int, dict[int, list[int]]]:
-        """By rank that should change: who says so too, and how many ops it had entered then, by lane."""
-        said = {rank: {self.rank: self._entered} for rank in changes}
+    def _votes_of(self, wishes: Wishes, content: Mapping[str, bytes | None]) -> dict[int, dict[int, _Said]]:
+        """By rank that should change: who says so too."""
+        said = {rank: {self.rank: _Said(wish, self._entered)} for rank, wish in wishes.items()}
         for voter in self._electorate(self.rank) - {self.rank}:
             if vote := content.get(self._vote_key(voter)):
                 theirs, entered = json.loads(vote)
-                for rank in changes.intersection(theirs):
-                    said[rank][voter] = entered
+                for rank, wish in theirs:
+                    if rank in wishes and (wish == _MEMBERSHIP) == (wishes[rank] == _MEMBERSHIP):
+                        said[rank][voter] = _Said(wish, entered)
         return said
 
     def _decided(self, rank: int, voters: set[int]) -> bool:
-        """More than half of those who decide, or half with the lowest of them."""
-        electorate = self._electorate(rank)
+        """More than half of those who decide, or half with the lowest of them. Nobody sees its own port."""
+        electorate = self._electorate(rank) - ({rank} if rank not in self._changes else set())
         half, voters = len(electorate) / 2, voters & electorate
         return len(voters) > half or (len(voters) == half and min(electorate) in voters)
 
-    def _proposal(self, changes: set[int], entered: Sequence[Sequence[int]]) -> Epoch:
+    def _proposal(self, agreed: Mapping[int, Mapping[int, _Said]]) -> Epoch:
+        entered = [said.entered for votes in agreed.values() for said in votes.values()]
+        wishes = {rank: median_low(said.wish for said in votes.values()) for rank, votes in agreed.items()}
+        changes = {rank for rank, wish in wishes.items() if wish == _MEMBERSHIP}
         first_seqs = [
             max(before, *(seqs[lane] for seqs in entered))
             + max(AHEAD_OPS, pace.most_within(AHEAD_PAUSES * self._first_pause_s))
             + FARTHER_OPS * (self._grid.rows > 1)
+            + UNHURRIED_OPS * (not changes)
             for lane, (pace, before) in enumerate(zip(self._paces, self.epoch.first_seqs, strict=True))
         ]
         members = self._members ^ changes
+        speeds = tuple(wishes.get(rank) or speed for rank, speed in enumerate(self.epoch.speeds))
         # Shards are cut alike in all rows of a grid, so that their columns fit.
-        weights = [int(members.issuperset(self._grid.column(rank))) for rank in range(self._grid.ranks)]
-        return Epoch(self.epoch.number + 1, tuple(first_seqs), tuple(sorted(members)), tuple(weights))
+        owners = [members.issuperset(self._grid.column(rank)) for rank in range(self._grid.ranks)]
+        weights = owner_weights([speed * owns for speed, owns in zip(speeds, owners, strict=True)])
+        return Epoch(self.epoch.number + 1, tuple(first_seqs), tuple(sorted(members)), weights, speeds)
 
     def _follow(self, epoch: Epoch) -> Step:
-        before, self.epoch = self._members, epoch
+        before, self.epoch = self.epoch, epoch
         self._members = frozenset(epoch.members)
-        self._vote, self._told_minority = frozenset(), False
+        self._vote, self._told_minority = {}, False
         self._look_at, self._pause_s = 0.0, self._first_pause_s
-        self._tell_epoch(before, self._members)
+        if self._ports is not None:
+            self._ports.forget()
+            self._other_speeds = {}
+            self._port_changes += epoch.speeds != before.speeds
+            slower = [rank for rank, speed in enumerate(epoch.speeds) if speed < before.speeds[rank]]
+            self._undo = {rank: before.speeds[rank] for rank in slower}
+        self._tell_epoch(before)
         return Step(epochs=[epoch])
 
     # ---- what it tells
 
-    def _tell_epoch(self, before: frozenset[int], members: frozenset[int]) -> None:
+    def _tell_epoch(self, epoch_before: Epoch) -> None:
+        before, members = frozenset(epoch_before.members), self._members
         changes = [
             f"rank {rank} ({'left' if rank in self._departed else 'dead'}) owns nothing"
             for rank in sorted(before - members)
         ] + [f"rank {rank} (back) owns its share again" for rank in sorted(members - before)]
+        pairs = zip(epoch_before.speeds, self.epoch.speeds, self.epoch.shares, strict=True)
+        for rank, (old, speed, share) in enumerate(pairs):
+            if speed != old and rank in members:
+                changes.append(
+                    f"rank {rank} (port {speed:g} of the others') owns {share:.2g} of a share"
+                    if speed < 1
+                    else f"rank {rank} owns its share again"
+                )
         ops = "/".join(map(str, self.epoch.first_seqs))
         text = f"epoch {self.epoch.number} from op {ops} on: {', '.join(changes)}"
         if self.rank == min(members):

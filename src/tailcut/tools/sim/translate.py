@@ -17,6 +17,7 @@ from tailcut.simulation.network import (
     BurstyLoss,
     NeighbourFlows,
     Partition,
+    RateChange,
     SimulatedNetwork,
     Wan,
 )
@@ -54,9 +55,9 @@ class Conditions:
 def conditions_of(scenario: HostScenario, *, ranks: int, until_s: float) -> Conditions:
     """What the ranks meet. Freezes, which may repeat for ever, begin by ``until_s``."""
     _refuse_what_is_not_simulated(scenario)
-    for fault in scenario.faults:
-        if fault.host >= ranks:
-            raise ConfigError(f"{scenario.name} troubles rank {fault.host}; give --ranks above that")
+    for trouble in (*scenario.faults, *scenario.slow_ports):
+        if trouble.host >= ranks:
+            raise ConfigError(f"{scenario.name} troubles rank {trouble.host}; give --ranks above that")
     port, switch = scenario.port, scenario.switch
     trim_above = switch.trim_above_bytes
     network = SimulatedNetwork(
@@ -72,6 +73,7 @@ def conditions_of(scenario: HostScenario, *, ranks: int, until_s: float) -> Cond
         queue_bytes=port.queue_bytes,
         frame_bytes=HEADERS_BYTES,
         partitions=_partitions(scenario),
+        rate_changes=tuple(RateChange(0.0, p.host, p.rate_frac, p.rate_frac) for p in scenario.slow_ports),
         bursts=_bursts(scenario),
         neighbours=_neighbours(scenario),
         wan=_wan(scenario, ranks),

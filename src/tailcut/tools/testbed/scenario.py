@@ -91,6 +91,19 @@ class Port(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlowPort(_Checked):
+    """The link of one host is slower than the others', both ways."""
+
+    host: int
+    rate_frac: float
+    """Its rate, as a share of theirs."""
+
+    def _check(self) -> None:
+        self._positive("rate_frac")
+        self._fractions("rate_frac")
+
+
+@dataclass(frozen=True, kw_only=True)
 class BurstyLoss(_Checked):
     """Gilbert-Elliott: a port is in a good or a bad state and may change with every packet."""
 
@@ -297,6 +310,7 @@ class HostScenario(_Checked):
     seed: int = 0
     """Everything random derives from it."""
     port: Port = field(default_factory=Port)
+    slow_ports: tuple[SlowPort, ...] = ()
     switch: Switch = field(default_factory=Switch)
     bursts: Bursts | None = None
     tail: Tail | None = None
@@ -321,11 +335,18 @@ class HostScenario(_Checked):
                 f"a burst is {needed} bytes on the wire, and a port holds queue_bytes = "
                 f"{self.port.queue_bytes}: raise that, or the rest of the burst is dropped"
             )
+        for slow in self.slow_ports:
+            if not 0 <= slow.host < self.hosts:
+                raise ConfigError(f"a slow port names host {slow.host}; the hosts are 0 to {self.hosts - 1}")
         for fault in self.faults:
             if not 0 <= fault.host < self.hosts:
                 raise ConfigError(f"a fault names host {fault.host}; the hosts are 0 to {self.hosts - 1}")
             if fault.at_s < 0:
                 raise ConfigError(f"a fault has at_s = {fault.at_s}, which must not be negative")
+
+    def rate_frac(self, host: int) -> float:
+        """The rate of a host's link, as a share of the port's."""
+        return math.prod(slow.rate_frac for slow in self.slow_ports if slow.host == host)
 
     @property
     def background(self) -> Bursts | None:

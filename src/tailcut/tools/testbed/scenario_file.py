@@ -19,6 +19,7 @@ from tailcut.tools.testbed.scenario import (
     LinkDown,
     Neighbours,
     Port,
+    SlowPort,
     Switch,
     Tail,
     Wan,
@@ -36,6 +37,7 @@ _TABLES: dict[str, type] = {
     "wan": Wan,
 }
 _LISTS: dict[str, type] = {
+    "slow_ports": SlowPort,
     "freezes": HostFreeze,
     "hangs": HostHang,
     "kills": Kill,

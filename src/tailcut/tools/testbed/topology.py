@@ -72,10 +72,10 @@ def switch_ports(scenario: HostScenario) -> list[SwitchPort]:
     """Return p0, p1, ... to the hosts, and then w0 and w1 from each site to the other."""
     port, hosts = scenario.port, scenario.hosts
     mtu = port.mtu_bytes
-    burst = _burst_bytes(port, port.rate_mbit_s)
+    rates = [scenario.rate_frac(i) * port.rate_mbit_s for i in range(hosts)]
     ports = [
-        SwitchPort(i, f"p{i}", port.rate_mbit_s, port.queue_bytes, mtu, burst, scenario.switch)
-        for i in range(hosts)
+        SwitchPort(i, f"p{i}", rate, port.queue_bytes, mtu, _burst_bytes(port, rate), scenario.switch)
+        for i, rate in enumerate(rates)
     ]
     if wan := scenario.wan:
         rules = Switch(loss_frac=wan.loss_frac)
@@ -187,9 +187,9 @@ finished packets of one segment, so that trimming one cuts no others, and receiv
 
 def _set_up_hosts(scenario: HostScenario, record: Record) -> None:
     programs = [system.program(name) for name in ("ip", "ethtool", "tc")]
-    hosts = {record.host(i): _host_lines(i) for i in range(scenario.hosts)}
+    hosts = [(record.host(i), _host_lines(i), _uplink(scenario, i)) for i in range(scenario.hosts)]
     work: list[tuple[str, list[str], list[str]]] = [(record.switch, [], ["switch"])]
-    work += [(name, lines, [*programs, _uplink(scenario)]) for name, lines in hosts.items()]
+    work += [(name, lines, [*programs, uplink]) for name, lines, uplink in hosts]
     work += [(record.background, _background_lines(scenario), [*programs, ""])]
     if scenario.neighbours:
         _add_neighbours(scenario, record)
@@ -234,11 +234,12 @@ def _neighbour_lines(host: int) -> list[str]:
     ]
 
 
-def _uplink(scenario: HostScenario) -> str:
+def _uplink(scenario: HostScenario, host: int) -> str:
     port = scenario.port
-    if not port.uplink:
+    rate_mbit_s = scenario.rate_frac(host) * port.uplink
+    if not rate_mbit_s:
         return ""
-    rate = f"{round(port.uplink * 1e6)}bit burst {_burst_bytes(port, port.uplink)}"
+    rate = f"{round(rate_mbit_s * 1e6)}bit burst {_burst_bytes(port, rate_mbit_s)}"
     return f"qdisc add dev eth0 root tbf rate {rate} limit {UPLINK_PACKETS * port.mtu_bytes}"
 
 
