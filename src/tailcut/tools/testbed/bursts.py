@@ -8,41 +8,48 @@ from __future__ import annotations
 
 import heapq
 import json
-import random
 import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import count
+
+from tailcut import _native
 
 SO_SNDBUFFORCE = 32  # asm-generic/socket.h
 SEND_BUFFER_BYTES = 64 << 20
+SLICE_PACKETS = 32
+"""After so many packets of a burst the time is looked at: 0.3 ms at 200 Mbit/s."""
 DISCARD_PORT = 9
 """The default trimmable class begins above this port."""
 
 
 def burst_times(seed: int, ports: int, gap_min_s: float, gap_mean_s: float) -> Iterator[tuple[float, int]]:
-    """Yield ``(at_s, port)`` in order, without end."""
+    """Yield ``(at_s, port)`` in order, without end. In a simulation of the scenario they are the same."""
 
     def times(port: int) -> Iterator[tuple[float, int]]:
-        chance = random.Random(f"{seed}/bursts/{port}")
         at_s = 0.0
-        while True:
-            at_s += gap_min_s + chance.expovariate(1 / gap_mean_s)
+        for burst in count():
+            at_s += gap_min_s + gap_mean_s * _native.burst_draw(seed, port, burst)
             yield at_s, port
 
     return heapq.merge(*(times(port) for port in range(ports)))
 
 
 class Cannon:
-    """Sends a burst at once. It uses several sockets if one cannot have that much in flight."""
+    """Sends a burst at a given rate, as far as it gets to run. It uses several sockets if one cannot have
+    that much in flight."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
-    def fire(self, address: str, burst_bytes: int, payload: bytes) -> None:
-        left, place = burst_bytes, 0
-        while left > 0:
+    def fire(self, address: str, burst_bytes: int, payload: bytes, frames_per_s: float) -> None:
+        place, sent = 0, 0
+        began_s = time.monotonic()
+        while sent * len(payload) < burst_bytes:
+            if sent % SLICE_PACKETS == 0:
+                time.sleep(max(0.0, began_s + sent / frames_per_s - time.monotonic()))
             if place == len(self._sockets):
                 self._sockets.append(_large_socket())
             try:
@@ -50,7 +57,7 @@ class Cannon:
             except BlockingIOError:
                 place += 1
             else:
-                left -= len(payload)
+                sent += 1
 
 
 def _large_socket() -> socket.socket:
@@ -66,10 +73,10 @@ def main(arguments: Sequence[str]) -> None:
     addresses = order["addresses"]
     payload = bytes(order["payload_bytes"])
     cannon = Cannon()
-    start_s = time.monotonic()
+    start_s = order.get("start_s") or time.monotonic()
     for at_s, port in burst_times(order["seed"], len(addresses), order["gap_min_s"], order["gap_mean_s"]):
         time.sleep(max(0.0, start_s + at_s - time.monotonic()))
-        cannon.fire(addresses[port], order["burst_bytes"], payload)
+        cannon.fire(addresses[port], order["burst_bytes"], payload, order["frames_per_s"])
 
 
 if __name__ == "__main__":
