@@ -159,7 +159,13 @@ void bind_network(nb::module_& m) {
                std::uint64_t queue_bytes) {
                 spec.wan = {second_site, bytes_per_s, delay_ns, loss, queue_bytes};
             },
-            "second_site"_a, "bytes_per_s"_a, "delay_ns"_a, "loss"_a, "queue_bytes"_a);
+            "second_site"_a, "bytes_per_s"_a, "delay_ns"_a, "loss"_a, "queue_bytes"_a)
+        .def(
+            "set_machine",
+            [](sim::NetworkSpec& spec, std::uint32_t cores, Duration packet_cost_ns,
+               std::uint64_t bucket_bytes) { spec.machine = {cores, packet_cost_ns, bucket_bytes}; },
+            "cores"_a, "packet_cost_ns"_a, "bucket_bytes"_a);
+    m.def("burst_draw", &sim::burst_draw, "seed"_a, "port"_a, "burst"_a);
     nb::class_<sim::NetworkCounters>(m, "NetworkCounters")
         .def_prop_ro("fates", &fates_of)
         .def_ro("trimmed_packets", &sim::NetworkCounters::trimmed_packets)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tailcut import ConfigError, Scenario, _native, simulate
-from tailcut.simulation.network import SimulatedNetwork
-from tailcut.tools.sim import Options
-from tailcut.tools.sim.translate import Conditions, conditions_of
+from tailcut import ConfigError, _native
+from tailcut.simulation.network import Machine, SimulatedNetwork
+from tailcut.tools.sim import Options, run
+from tailcut.tools.sim.translate import PACKET_COST_S, Conditions, conditions_of
 from tailcut.tools.testbed import HostScenario, load_scenario, parse_scenario, shipped_names
 from tailcut.tools.testbed.bursts import burst_times
 from tailcut.tools.testbed.faults import Event, schedule
@@ -25,6 +25,7 @@ from tests.tables import rows
 
 ALL = pytest.mark.parametrize("name", shipped_names())
 UNTIL_S = 100.0
+RATE = 25e6
 
 
 def simulated(scenario: HostScenario) -> Conditions:
@@ -156,20 +157,22 @@ def test_both_switches_lose_trim_and_drop_as_many_packets(name: str, load: float
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_names() if burst_order(load_scenario(name))])
-def test_as_many_bursts_come_in_a_while(name: str) -> None:
-    scenario, until_s = load_scenario(name), 2000.0
-    order = burst_order(scenario)
+def test_the_same_bursts_come_to_the_same_ports_at_the_same_times(name: str) -> None:
+    scenario = replace(load_scenario(name), seed=3)
+    order, bursts = burst_order(scenario), simulated(scenario).network.bursts
     assert order
-    gaps = (order["gap_min_s"], order["gap_mean_s"])
-    counted = sum(1 for _ in takewhile(lambda at: at[0] < until_s, burst_times(0, scenario.hosts, *gaps)))
-    network = simulated(scenario).network
-    idle = Scenario(
-        **vars(network), ranks=scenario.hosts, length=1, ops=2, compute_s=[[0.0] * 4, [until_s] * 4]
-    )
-    assert network.bursts
-    packets = simulate(idle).native.network.burst_packets
-    bursts = packets / (network.bursts.volume_bytes / network.bursts.packet_bytes)
-    assert bursts == pytest.approx(counted, rel=0.1)
+    assert bursts
+    of_testbed = burst_times(order["seed"], scenario.hosts, order["gap_min_s"], order["gap_mean_s"])
+    coming = list(islice(of_testbed, 100))
+    takes_ns = 1e9 * bursts.volume_bytes / RATE
+    # A packet that comes a moment earlier passes, one that comes a moment later waits for all of the burst.
+    sends = [(round(1e9 * at_s) + d_ns, 0, [port], 100) for at_s, port in coming for d_ns in (-1000, 1000)]
+    spec = _native.NetworkSpec()
+    SimulatedNetwork(bytes_per_s=RATE, uplink_bytes_per_s=0.0, delay_s=0.0, seed=3, bursts=bursts).fill(spec)
+    arrivals = sorted(rows(_native.carry(spec, scenario.hosts, sends)), key=lambda packet: packet.number)
+    waited_ns = [packet.at_ns - send[0] for packet, send in zip(arrivals, sends, strict=True)]
+    assert max(waited_ns[::2]) < 0.01 * takes_ns
+    assert min(waited_ns[1::2]) > 0.99 * takes_ns
 
 
 # ---- every field -------------------------------------------------------------------------------------------
@@ -266,3 +269,26 @@ def test_a_simulation_honours_every_field_or_refuses_it(background: str) -> None
                 simulated(changed)
         else:
             assert simulated(changed) != before, f"{place} changes nothing"
+
+
+def test_a_simulated_testbed_has_the_buckets_of_its_links() -> None:
+    def machine(text: str) -> Machine:
+        found = conditions_of(parse_scenario(text, "own"), ranks=4, until_s=UNTIL_S, cores=2).network.machine
+        assert found
+        return found
+
+    assert machine("[port]\nrate_mbit_s = 100\n").bucket_bytes == 25_000  # 2 ms, as in the testbed
+    assert machine("[port]\nburst_bytes = 9000\n") == Machine(
+        cores=2, packet_cost_s=PACKET_COST_S, bucket_bytes=9000
+    )
+
+
+def test_packets_are_shorter_only_where_a_switch_trims() -> None:
+    def packets(scenario: HostScenario) -> int:
+        options = Options(scenario=scenario, size_bytes=1 << 20, ops=2, codec="planes", planes=4)
+        (row,) = run(options)
+        return int(row.sides["tailcut"].notes["packets"])
+
+    clean = load_scenario("clean")
+    trimming = replace(clean, switch=replace(clean.switch, trim_above_bytes=8_000_000))
+    assert packets(trimming) > 1.8 * packets(clean)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tailcut import ConfigError, Partition, _native
-from tailcut.simulation.network import Bursts, BurstyLoss, RateChange, SimulatedNetwork, Wan
+from tailcut.simulation.network import Bursts, BurstyLoss, Machine, RateChange, SimulatedNetwork, Wan
 from tests.tables import rows
 
 US, MS = 1_000, 1_000_000
@@ -137,6 +137,27 @@ def test_partitions_cut_both_ways_and_end() -> None:
     assert times(network, sends) == [0, -1, 2 * MS, -1, MS]
 
 
+def test_a_token_bucket_lets_some_bytes_pass_at_once_after_a_pause() -> None:
+    machine = Machine(cores=1, packet_cost_s=0.0, bucket_bytes=1500)
+    network = dataclasses.replace(MEGABYTE_PER_S, delay_s=0.0, uplink_bytes_per_s=0.0, machine=machine)
+    sends = [(10 * MS, 0, [1], 1000)] * 3
+    assert times(network, sends) == [10 * MS, 10_500 * US, 11_500 * US]
+    # Half of the bucket is full again 0.75 ms after the last packet has left.
+    assert times(network, [*sends, (12_250 * US, 0, [1], 1000)])[3] == 12_500 * US
+    assert times(network, [*sends, (14_000 * US, 0, [1], 1000)])[3] == 14_000 * US
+
+
+def test_hosts_of_one_machine_share_its_cores() -> None:
+    def arrivals(cores: int) -> list[int]:
+        machine = Machine(cores=cores, packet_cost_s=30e-6, bucket_bytes=0)
+        network = SimulatedNetwork(delay_s=10e-6, machine=machine)
+        return times(network, [(0, host, [3 - host], 1000) for host in range(4)] * 2)
+
+    assert arrivals(1) == [US * (10 + 30 * k) for k in range(1, 9)]
+    assert arrivals(2) == [US * (10 + 30 * k) for k in (1, 1, 2, 2, 3, 3, 4, 4)]
+    assert arrivals(8) == [40 * US] * 8
+
+
 def test_bursts_take_turns_with_the_traffic_of_a_port() -> None:
     bursts = Bursts(volume_bytes=3000, gap_min_s=0.001, gap_mean_s=0.0)
     network = dataclasses.replace(MEGABYTE_PER_S, delay_s=0.0, uplink_bytes_per_s=0.0, bursts=bursts)
@@ -197,6 +218,7 @@ def test_burst_times_depend_on_the_seed_and_not_on_the_traffic() -> None:
         {"trim_to_bytes": 48},
         {"rate_changes": [RateChange(0.0, None, uplink_factor=0.0)]},
         {"bursts": Bursts(volume_bytes=1, gap_min_s=0.0, gap_mean_s=1.0)},
+        {"machine": Machine(cores=0, packet_cost_s=1e-6, bucket_bytes=0)},
     ],
 )
 def test_a_network_that_makes_no_sense_is_refused(broken: dict[str, object]) -> None:

@@ -322,14 +322,14 @@ def test_bursts_load_the_link_and_not_the_host():
         assert all(ip_packets_received(testbed, host) < 20 for host in (0, 1))  # queries of the bridge
 
 
-def test_a_burst_comes_at_once_and_all_of_it_waits_in_the_port():
+def test_a_burst_comes_six_times_faster_than_it_leaves_and_waits_in_the_port():
     bursts = Bursts(burst_bytes=500_000, gap_min_s=0.3, gap_mean_s=0.01)
     burst_bytes = bursts.frames_bytes(1500)
     with Bed.up(replace(scenario(rate_mbit_s=2), bursts=bursts)) as testbed:
         testbed.begin_background()
         for port in (0, 1):
             settled(testbed, port, burst_bytes // 1514)
-        assert all(port.max_backlog_bytes > 0.8 * burst_bytes for port in testbed.counters())
+        assert all(port.max_backlog_bytes > 0.75 * burst_bytes for port in testbed.counters())
         assert all(port.dropped == 0 for port in testbed.counters())
 
 

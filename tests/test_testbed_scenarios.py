@@ -130,6 +130,12 @@ def test_bursts_keep_their_gap_and_their_seed():
         assert own[-1] / len(own) == pytest.approx(0.8, rel=0.3)
 
 
+def test_bursts_to_several_ports_take_turns_and_each_keeps_its_rate():
+    coming = iter([(1.0, 0), (1.5, 1), (9.0, 2)])
+    slices = list(bursts.slices(coming, packets=80, packets_per_s=32.0))
+    assert slices == [(1.0, 0, 32), (1.5, 1, 32), (2.0, 0, 32), (2.5, 1, 32), (3.0, 0, 16), (3.5, 1, 16)]
+
+
 def test_a_tail_is_the_ratio_of_nearest_ranks():
     assert character.tail_ratio([2.0] * 296 + [6.0, 8.0, 9.0, 9.0]) == 3.0
     port = character.PortCharacter(0, 1e-5, 190.0, 1.62)

@@ -1,4 +1,5 @@
-// One direction of a link. It carries one packet after another, at a rate that may change at given times.
+// One direction of a link. It carries one packet after another, at a rate that may change at given times. One that is
+// a token bucket carries some bytes at once after a pause, and then keeps to its rate.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,11 @@ namespace tailcut::sim {
 
 class Link {
 public:
-    explicit Link(double bytes_per_s = 0) : nominal_(bytes_per_s), steps_{{0, bytes_per_s}} {}
+    explicit Link(double bytes_per_s = 0, std::uint64_t bucket_bytes = 0)
+        : nominal_(bytes_per_s), steps_{{0, bytes_per_s}} {
+        if (bytes_per_s > 0)
+            bucket_ = static_cast<Duration>(static_cast<double>(bucket_bytes) / bytes_per_s * 1e9);
+    }
 
     // From `at` on, the rate is `factor` times the nominal one. Must be called in the order of time.
     void change(Time at, double factor) { steps_.push_back({at, nominal_ * factor}); }
@@ -24,7 +29,8 @@ public:
     Time carry(Time now, std::uint64_t bytes) {
         if (unlimited()) return now;
         seek(now);
-        return free_ = after(std::max(now, free_), static_cast<double>(bytes));
+        free_ = after(std::max(now - bucket_, free_), static_cast<double>(bytes));
+        return std::max(now, free_);
     }
 
     // Bytes that wait or are being carried.
@@ -64,7 +70,8 @@ private:
     double nominal_;
     std::vector<Step> steps_;
     std::size_t step_ = 0;  // the step of the last call
-    Time free_ = 0;
+    Duration bucket_ = 0;   // a full bucket, in time
+    Time free_ = 0;         // when all that it was given is carried at its rate; in the past: tokens
 };
 
 }  // namespace tailcut::sim

@@ -4,13 +4,22 @@
 #include <cmath>
 
 namespace tailcut::sim {
+namespace {
+
+double unit(std::uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-53; }
+
+}  // namespace
+
+double burst_draw(std::uint64_t seed, Rank port, std::uint64_t burst) {
+    return -std::log1p(-unit(mix(~seed ^ mix(std::uint64_t{port} << 40 | burst))));
+}
 
 Network::Network(const NetworkSpec& spec, Rank hosts, std::uint32_t header_bytes)
-    : spec_(spec), header_bytes_(header_bytes), hosts_(hosts) {
+    : spec_(spec), header_bytes_(header_bytes), hosts_(hosts), cores_(spec.machine.cores) {
     const double uplink = spec.uplink_bytes_per_s < 0 ? spec.bytes_per_s : spec.uplink_bytes_per_s;
     for (Host& host : hosts_) {
-        host.nic = Link(uplink);
-        host.port = Link(spec.bytes_per_s);
+        host.nic = Link(uplink, spec.machine.bucket_bytes);
+        host.port = Link(spec.bytes_per_s, spec.machine.bucket_bytes);
     }
     for (Pipe& pipe : wan_) pipe.link = Link(spec.wan.bytes_per_s);
     std::vector<RateChange> changes = spec.rate_changes;
@@ -77,10 +86,11 @@ bool Network::handle(const Event& event, Happening& happening) {
         case Kind::kWan:
             return arrive(take(wan_[event.host].line, Kind::kWan, event.host), happening);
         case Kind::kPort:
-            return over(take(hosts_[event.host].queued, Kind::kPort, event.host), Fate::kDelivered,
-                        happening);
+            return leave_port(take(hosts_[event.host].queued, Kind::kPort, event.host), happening);
         case Kind::kSlip:
-            return over(event.number, Fate::kDelivered, happening);
+            return leave_port(event.number, happening);
+        case Kind::kCore:
+            return over(take(on_cores_, Kind::kCore, 0), Fate::kDelivered, happening);
         case Kind::kBurst:
             burst(event.host);
             return false;
@@ -150,7 +160,7 @@ bool Network::arrive(std::uint32_t id, Happening& happening) {
     }
     const Time starts = std::max(now_, host.port.free_at());
     const Time leaves = host.port.carry(now_, framed(packet));
-    if (leaves == now_) return over(id, Fate::kDelivered, happening);
+    if (leaves == now_ && host.queued.first == Line::kEmpty) return leave_port(id, happening);
     if (slips) {  // it passes the queue; packets behind it are delayed by its bytes
         host.slip = std::max(now_, host.slip) + leaves - starts;
         schedule(host.slip, Kind::kSlip, port, id);
@@ -159,6 +169,18 @@ bool Network::arrive(std::uint32_t id, Happening& happening) {
     }
     return false;
 }
+
+// The first core that is free takes the packet. As all packets cost the same, they are done in the order in which they
+// came.
+bool Network::leave_port(std::uint32_t id, Happening& happening) {
+    if (cores_.empty()) return over(id, Fate::kDelivered, happening);
+    Time& core = *std::min_element(cores_.begin(), cores_.end());
+    core = std::max(now_, core) + spec_.machine.packet_cost;
+    append(on_cores_, id, core, Kind::kCore, 0);
+    return false;
+}
+
+double Network::chance() { return unit(mix(spec_.seed ^ mix(draws_++))); }
 
 bool Network::lost(Host& host) {
     if (const BurstyLoss& bursty = spec_.bursty_loss; bursty.enter > 0) {
@@ -218,13 +240,12 @@ bool Network::over(std::uint32_t id, Fate fate, Happening& happening) {
 }
 
 void Network::plan_burst(Rank host) {
-    // The random draws are addressed by port and burst, so that bursts do not depend on what else is sent.
-    const std::uint64_t place = std::uint64_t{host} << 40 | hosts_[host].bursts++;
-    const double drawn = -std::log1p(-unit(mix(~spec_.seed ^ mix(place))));
+    const double drawn = burst_draw(spec_.seed, host, hosts_[host].bursts++);
     const Bursts& bursts = spec_.bursts;
     hosts_[host].burst_left = bursts.bytes;
     const double gap = static_cast<double>(bursts.gap_min) + drawn * static_cast<double>(bursts.gap_mean);
-    schedule(now_ + static_cast<Duration>(gap), Kind::kBurst, host);
+    hosts_[host].burst_at += static_cast<Duration>(gap);
+    schedule(std::max(now_, hosts_[host].burst_at), Kind::kBurst, host);
 }
 
 void Network::burst(Rank rank) {

@@ -3,7 +3,8 @@
 //
 //   source's NIC (rate) -> delay + jitter [-> the WAN between two sites]
 //   -> the switch: partitions, loss, trimming
-//   -> the destination's port (queue, rate), which background bursts use too -> the destination
+//   -> the destination's port (queue, rate), which background bursts use too [-> cores that all hosts share]
+//   -> the destination
 //
 // Host h is behind port h, and so is its neighbour, host h + hosts(): somebody else on the same links. Packets
 // of neighbours have no fate in the record, and do not keep a simulation going.
@@ -36,7 +37,7 @@ struct RateChange {
     double uplink_factor, downlink_factor;  // above 0
 };
 
-// Background traffic into every port: the time between two bursts is gap_min plus an exponential time.
+// Background traffic into every port: the time from one burst to the next is gap_min plus an exponential time.
 struct Bursts {
     std::uint64_t bytes = 0;  // bytes of a burst; 0: no bursts
     // Rate at which a burst reaches the port; 0: all of it at once, as from many hosts.
@@ -44,6 +45,10 @@ struct Bursts {
     std::uint32_t packet_bytes = 1500;
     Duration gap_min = 0, gap_mean = 0;
 };
+
+// The exponential part of the gap before a burst, in units of its mean. It has an address, port and burst, so that
+// bursts do not depend on what else is sent. The testbed draws its bursts here, too.
+double burst_draw(std::uint64_t seed, Rank port, std::uint64_t burst);
 
 // TCP flows of other people, between neighbours (neighbours.hpp).
 struct NeighbourFlows {
@@ -67,6 +72,13 @@ struct Wan {
     std::uint64_t queue_bytes = 0;
 };
 
+// The machine of a testbed: its links are token buckets, and all its hosts share its cores.
+struct Machine {
+    std::uint32_t cores = 0;         // 0: every host has its own, and packets cost no time
+    Duration packet_cost = 0;        // of one core, from a packet's sender to its receiver
+    std::uint64_t bucket_bytes = 0;  // what a link carries at once after a pause
+};
+
 struct NetworkSpec {
     std::uint64_t seed = 0;
     double loss = 0, duplicate = 0, corrupt = 0, trim = 0;  // probabilities per packet
@@ -85,6 +97,7 @@ struct NetworkSpec {
     Bursts bursts;
     NeighbourFlows neighbours;
     Wan wan;
+    Machine machine;
 };
 
 enum class Fate : std::uint8_t {
@@ -158,7 +171,7 @@ public:
     bool next(Happening& happening);
 
 private:
-    enum class Kind : std::uint8_t { kSwitch, kRoute, kWan, kPort, kSlip, kBurst, kAlarm };
+    enum class Kind : std::uint8_t { kSwitch, kRoute, kWan, kPort, kSlip, kCore, kBurst, kAlarm };
     struct Event {
         Time at;
         std::uint64_t order;  // breaks ties in the order of scheduling: one seed, one history
@@ -190,6 +203,7 @@ private:
         Time slip = 0;  // trimmed packets go first: when the last of them has left the port
         bool bad = false;
         std::uint64_t bursts = 0, burst_left = 0;
+        Time burst_at = 0;  // when the current one has begun, or the next one will
     };
     struct Pipe {  // one direction of the WAN
         Link link;
@@ -205,6 +219,7 @@ private:
     bool reach_switch(std::uint32_t id, Happening& happening);
     bool route(std::uint32_t id, Happening& happening);
     bool arrive(std::uint32_t id, Happening& happening);
+    bool leave_port(std::uint32_t id, Happening& happening);
     bool lost(Host& host);
     void trim(Carried& carried, Host& host, bool& slips);
     bool enter_wan(std::uint32_t id, Happening& happening);
@@ -215,8 +230,7 @@ private:
     bool cut(Rank a, Rank b) const;
     Rank port_of(Rank host) const { return is_neighbour(host) ? static_cast<Rank>(host - hosts()) : host; }
     bool in_second_site(Rank host) const { return port_of(host) >= spec_.wan.second_site; }
-    double chance() { return unit(mix(spec_.seed ^ mix(draws_++))); }
-    static double unit(std::uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-53; }
+    double chance();
     std::uint64_t framed(const Packet& packet) const {
         return std::uint64_t{packet.bytes} + spec_.frame_bytes;
     }
@@ -225,6 +239,8 @@ private:
     const std::uint32_t header_bytes_;
     std::vector<Host> hosts_;
     std::array<Pipe, 2> wan_;  // to the first site, to the second
+    std::vector<Time> cores_;  // when each is free
+    Line on_cores_;
     std::priority_queue<Event, std::vector<Event>, Later> events_;
     std::vector<Carried> carried_;
     std::vector<std::uint32_t> free_;

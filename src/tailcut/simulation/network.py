@@ -87,6 +87,17 @@ class Wan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The machine of a testbed. Its links are token buckets, and all its hosts share its cores."""
+
+    cores: int
+    packet_cost_s: float
+    """The time of one core that a packet takes, from its sender to its receiver."""
+    bucket_bytes: int
+    """What a link carries at once after a pause."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SimulatedNetwork:
     """One switch with a port for every host. Times are in seconds, probabilities are per packet."""
 
@@ -116,6 +127,8 @@ class SimulatedNetwork:
     bursts: Bursts | None = None
     neighbours: NeighbourFlows | None = None
     wan: Wan | None = None
+    machine: Machine | None = None
+    """If it is given, all hosts are on one machine. Otherwise packets cost no processor time."""
 
     def check_network(self) -> None:
         """Raise ConfigError unless the values make sense."""
@@ -127,6 +140,8 @@ class SimulatedNetwork:
         for change in self.rate_changes:
             if change.uplink_factor <= 0 or change.downlink_factor <= 0:
                 raise ConfigError(f"{change} stops a link: its factors must be above 0; use a Partition")
+        if (machine := self.machine) and (machine.cores < 1 or machine.packet_cost_s < 0):
+            raise ConfigError(f"{machine} needs a core and a packet_cost_s that is not negative")
         if self.bursts and (self.bursts.gap_min_s <= 0 or self.bursts.gap_mean_s < 0):
             raise ConfigError("bursts need a gap_min_s above 0, or there is no end of them")
         if (flows := self.neighbours) and (flows.flow_bytes <= 0 or flows.gap_mean_s <= 0):
@@ -167,6 +182,8 @@ class SimulatedNetwork:
             )
         if (wan := self.wan) is not None:
             spec.set_wan(wan.second_site, wan.bytes_per_s, ns(wan.delay_s), wan.loss, wan.queue_bytes)
+        if (machine := self.machine) is not None:
+            spec.set_machine(machine.cores, ns(machine.packet_cost_s), machine.bucket_bytes)
 
 
 def ns(seconds: float) -> int:

@@ -53,6 +53,14 @@ def add_command(commands: Commands) -> None:
         "--compute", type=float, default=0.0, metavar="SECONDS", help="between two ops of a rank (default: 0)"
     )
     add(
+        "--cores",
+        type=int,
+        default=0,
+        metavar="N",
+        help="predict the testbed on a machine of N cores, instead of hosts and links of their own",
+    )
+    add("--keyed", action="store_true", help="one bucket with a key, as with attach: what is late is carried")
+    add(
         "--against",
         type=_names,
         default=(),
@@ -95,6 +103,8 @@ def _run(arguments: argparse.Namespace) -> None:
         adaptive=not arguments.fixed,
         values=arguments.values,
         compute_s=arguments.compute,
+        cores=arguments.cores,
+        keyed=arguments.keyed,
     )
     if arguments.plot is not None:
         plot.check(arguments.plot)

@@ -40,6 +40,10 @@ class Options:
     """The socket buffer as the kernel reports it. Senders share it."""
     compute_s: float = 0.0
     """How long every rank computes between the end of an op and the entry into the next."""
+    keyed: bool = False
+    """Whether all ops are of one bucket with a key, as those of ``attach`` are: what is late is carried."""
+    cores: int = 0
+    """If it is not 0, the testbed is simulated: hosts share so many cores, and links are token buckets."""
 
     def __post_init__(self) -> None:
         for ranks in self.all_ranks:
@@ -53,6 +57,8 @@ class Options:
         for name in self.against:
             if name not in ALGORITHMS:
                 raise ConfigError(f"cannot compare with {name!r}; there are {', '.join(ALGORITHMS)}")
+        if self.cores < 0:
+            raise ConfigError(f"cores={self.cores} must be 0 or the number of cores of a testbed's machine")
         if not 1 <= self.planes <= 16:
             raise ConfigError(f"planes={self.planes} must be between 1 and 16 bits a coordinate")
         _ = self.simulated  # checks seed, MTU and rate

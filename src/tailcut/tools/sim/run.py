@@ -60,7 +60,9 @@ def run(options: Options, progress: Progress | None = None) -> Generator[Row]:
         scenario = options.simulated
         bound_s = 2 * (ranks - 1) / ranks * options.size_bytes / (1e6 / 8 * scenario.port.rate_mbit_s)
         shortest_s = options.ops * (bound_s + options.compute_s)
-        conditions = conditions_of(scenario, ranks=ranks, until_s=LONGEST_RUNS * shortest_s)
+        conditions = conditions_of(
+            scenario, ranks=ranks, until_s=LONGEST_RUNS * shortest_s, cores=options.cores
+        )
         least_s = max(bound_s, _wan_s(options, ranks, conditions))
         deadline_s = options.deadline_s or DEADLINE_BOUNDS * least_s + DEADLINE_FLOOR_S
         total = ranks * options.ops
@@ -89,6 +91,7 @@ def _wan_s(options: Options, ranks: int, conditions: Conditions) -> float:
 
 
 def _tailcut(options: Options, row: Row, bound_s: float, tell: Callable[[int], None]) -> Side:
+    switch = options.scenario.switch
     scenario = Scenario(
         **vars(row.conditions.network),
         ranks=row.ranks,
@@ -104,7 +107,9 @@ def _tailcut(options: Options, row: Row, bound_s: float, tell: Callable[[int], N
         pool_bytes=max(256 << 20, 8 * options.size_bytes),
         codec=options.codec,
         planes=options.planes,
-        trim_bytes=options.scenario.switch.trim_frame_bytes,
+        # Where nothing trims, a Group is not told of it: packets are as long as the MTU allows.
+        trim_bytes=switch.trim_frame_bytes if switch.trims else 0,
+        buckets=int(options.keyed),
         paced=True,
         steering=options.adaptive,
         elided=not options.values,

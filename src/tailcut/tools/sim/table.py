@@ -40,6 +40,11 @@ def title(options: Options, row: Row) -> str:
         f"{options.warmup_ops} do not count; deadline {1e3 * row.deadline_s:.4g} ms, "
         f"{'adapted' if options.adaptive else 'fixed'} bounds",
     ]
+    if machine := network.machine:
+        lines.append(
+            f"# as in a testbed on {machine.cores} cores, where a packet takes one of them for "
+            f"{1e6 * machine.packet_cost_s:g} us"
+        )
     if network.bursts:
         bursts = network.bursts
         every_ms = 1e3 * (bursts.gap_min_s + bursts.gap_mean_s)

@@ -15,6 +15,7 @@ from tailcut.simulation.network import (
     TCP_HEADER_BYTES,
     Bursts,
     BurstyLoss,
+    Machine,
     NeighbourFlows,
     Partition,
     RateChange,
@@ -23,18 +24,24 @@ from tailcut.simulation.network import (
 )
 from tailcut.tools.testbed import HostScenario
 from tailcut.tools.testbed.faults import freeze_times_s
-from tailcut.tools.testbed.scenario import ETHERNET_BYTES, HEADERS_BYTES
+from tailcut.tools.testbed.scenario import BURST_SPEED, ETHERNET_BYTES, HEADERS_BYTES
+from tailcut.tools.testbed.topology import switch_ports
 
 IP_BYTES = 20
 UDP_BYTES = 8
 SWITCH_DELAY_S = 10e-6
 
+PACKET_COST_S = 32e-6
+"""What a packet costs one core of a testbed's machine, from the sender's program to the receiver's, codec
+included. Fitted to P50 of the scenario clean on 2 cores, with 4 and 16 planes together, and then frozen for
+all scenarios (docs/simulation.md)."""
+
 _TESTBED_ONLY = {
     "port": ("burst_bytes",),
     "switch": ("lengths", "trimmable_ports", "trimmable_dscp", "trimmed_dscp"),
 }
-"""Fields that are refused, by table. A simulated link has no token bucket; a simulated packet has no lengths,
-ports or DSCP."""
+"""Fields that are refused, by table. Only the links of a testbed are token buckets; a simulated packet has no
+lengths, ports or DSCP."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,10 @@ class Conditions:
         return replace(self.network, frame_bytes=ETHERNET_BYTES + IP_BYTES, trim=0.0, trim_above_bytes=0)
 
 
-def conditions_of(scenario: HostScenario, *, ranks: int, until_s: float) -> Conditions:
-    """What the ranks meet. Freezes, which may repeat for ever, begin by ``until_s``."""
-    _refuse_what_is_not_simulated(scenario)
+def conditions_of(scenario: HostScenario, *, ranks: int, until_s: float, cores: int = 0) -> Conditions:
+    """What the ranks meet. Freezes, which may repeat for ever, begin by ``until_s``. With ``cores`` the
+    testbed is simulated, on a machine that has so many."""
+    _refuse_what_is_not_simulated(scenario, cores)
     for trouble in (*scenario.faults, *scenario.slow_ports):
         if trouble.host >= ranks:
             raise ConfigError(f"{scenario.name} troubles rank {trouble.host}; give --ranks above that")
@@ -74,17 +82,20 @@ def conditions_of(scenario: HostScenario, *, ranks: int, until_s: float) -> Cond
         frame_bytes=HEADERS_BYTES,
         partitions=_partitions(scenario),
         rate_changes=tuple(RateChange(0.0, p.host, p.rate_frac, p.rate_frac) for p in scenario.slow_ports),
-        bursts=_bursts(scenario),
+        bursts=_bursts(scenario, cores),
         neighbours=_neighbours(scenario),
         wan=_wan(scenario, ranks),
+        machine=_machine(scenario, cores),
     )
     return Conditions(network, _freezes(scenario, until_s), _hangs(scenario), port.mtu_bytes)
 
 
-def _refuse_what_is_not_simulated(scenario: HostScenario) -> None:
+def _refuse_what_is_not_simulated(scenario: HostScenario, cores: int) -> None:
     for table, names in _TESTBED_ONLY.items():
         part = getattr(scenario, table)
         for field in fields(part):
+            if field.name == "burst_bytes" and cores:
+                continue
             if field.name in names and getattr(part, field.name) != field.default:
                 raise ConfigError(
                     f"{scenario.name}: [{table}] {field.name} has no meaning in a simulation: "
@@ -96,7 +107,7 @@ def _bytes_per_s(mbit_s: float) -> float:
     return 1e6 / 8 * mbit_s
 
 
-def _bursts(scenario: HostScenario) -> Bursts | None:
+def _bursts(scenario: HostScenario, cores: int) -> Bursts | None:
     bursts, mtu_bytes = scenario.background, scenario.port.mtu_bytes
     if bursts is None:
         return None
@@ -105,6 +116,7 @@ def _bursts(scenario: HostScenario) -> Bursts | None:
         gap_min_s=bursts.gap_min_s,
         gap_mean_s=bursts.gap_mean_s,
         packet_bytes=mtu_bytes + ETHERNET_BYTES,
+        bytes_per_s=BURST_SPEED * _bytes_per_s(scenario.port.rate_mbit_s) if cores else 0.0,
     )
 
 
@@ -136,6 +148,14 @@ def _wan(scenario: HostScenario, ranks: int) -> Wan | None:
         delay_s=wan.delay_s,
         loss=wan.loss_frac,
         queue_bytes=wan.queue_bytes,
+    )
+
+
+def _machine(scenario: HostScenario, cores: int) -> Machine | None:
+    if not cores:
+        return None
+    return Machine(
+        cores=cores, packet_cost_s=PACKET_COST_S, bucket_bytes=switch_ports(scenario)[0].burst_bytes
     )
 
 

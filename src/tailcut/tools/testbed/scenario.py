@@ -15,6 +15,9 @@ from tailcut.errors import ConfigError
 ANY = "any"
 ETHERNET_BYTES = 14
 HEADERS_BYTES = ETHERNET_BYTES + 20 + 8
+BURST_SPEED = 6
+"""A burst comes this many times faster than its port carries it, as from so many hosts. At 200 Mbit/s and MTU
+1500 that is a packet every 10 us, which one process can send."""
 MAX_TRIM_FRAME_BYTES = 1024
 """trim.bpf.c cannot sum longer payloads."""
 
@@ -164,15 +167,19 @@ class Switch(_Checked):
             raise ConfigError("trimmable_dscp and trimmed_dscp are the same: nothing would ever be trimmed")
 
     @property
+    def trims(self) -> bool:
+        return self.trim_above_bytes is not None or self.trim_frac > 0
+
+    @property
     def touches_packets(self) -> bool:
         """Return whether a bridge with a rate limit is not enough."""
-        trims = self.trim_above_bytes is not None or self.trim_frac > 0
-        return trims or self.loss_frac > 0 or self.bursty_loss is not None
+        return self.trims or self.loss_frac > 0 or self.bursty_loss is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bursts(_Checked):
-    """Other people send bursts into every port. Each burst comes at once, and what is behind it waits."""
+    """Other people send bursts into every port. Each comes BURST_SPEED times faster than the port carries
+    it, and what is behind it waits."""
 
     burst_bytes: int
     """The payload of one burst. At 200 Mbit/s and MTU 1500, 1 MB blocks a port for 41 ms."""
@@ -192,6 +199,11 @@ class Bursts(_Checked):
 def burst_payload_bytes(mtu_bytes: int) -> int:
     """Return the payload of one packet of a burst."""
     return mtu_bytes + ETHERNET_BYTES - HEADERS_BYTES
+
+
+def burst_frames_per_s(port: Port) -> float:
+    """Return how fast the packets of a burst come."""
+    return BURST_SPEED * 1e6 / 8 * port.rate_mbit_s / (port.mtu_bytes + ETHERNET_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from tailcut.tools.testbed.faults import Event, FaultPlayer, schedule
 from tailcut.tools.testbed.main_threads import MainThreads
 from tailcut.tools.testbed.privilege import require_networks
 from tailcut.tools.testbed.record import MARK, Record, remove_leftovers
-from tailcut.tools.testbed.scenario import HostScenario, burst_payload_bytes
+from tailcut.tools.testbed.scenario import HostScenario, burst_frames_per_s, burst_payload_bytes
 from tailcut.tools.testbed.switch_bpf import BpfSwitch
 from tailcut.tools.testbed.switch_user import UserSwitch
 
@@ -130,13 +130,16 @@ class Testbed:
         if self._faults:
             self._faults.close()
 
-    def begin_background(self) -> None:
+    def begin_background(self, start_s: float | None = None) -> None:
         """Start the scenario's background traffic, if it has any and does not run. It begins anew, with
-        the same times, after ``end_background``."""
+        the same times, after ``end_background``. The times of bursts count from ``start_s`` of
+        ``time.monotonic()``; None is as soon as their sender runs."""
         if self._background:
             return
         if order := burst_order(self.scenario):
-            self._background.append(self.spawn_agent(self.record.background, "bursts", json.dumps(order)))
+            self._background.append(
+                self.spawn_agent(self.record.background, "bursts", json.dumps({**order, "start_s": start_s}))
+            )
         for sender, order in enumerate(neighbour_orders(self.scenario)):
             agent = self.spawn_agent(self.record.neighbour(sender), "neighbours", json.dumps(order))
             self._background.append(agent)
@@ -251,6 +254,7 @@ def burst_order(scenario: HostScenario) -> dict[str, Any] | None:
     return {
         "addresses": [topology.shadow_address(host) for host in range(scenario.hosts)],
         "payload_bytes": burst_payload_bytes(scenario.port.mtu_bytes),
+        "frames_per_s": burst_frames_per_s(scenario.port),
         "seed": scenario.seed,
         **asdict(bursts),
     }
