@@ -43,6 +43,7 @@ def native(**fields: Any) -> Any:
         "bucket_len": 300,
         "non_finite": False,
         "contributed": True,
+        "carried": False,
         "entered_at": 1000 * MS,
         "ended_at": 1200 * MS,
         "scatter": StageReport(0, "bound", -0.1, -0.05, 300, 150),

@@ -400,6 +400,9 @@ class OpReport:
     def contributed(self) -> bool: ...
 
     @property
+    def carried(self) -> bool: ...
+
+    @property
     def entered_at(self) -> int: ...
 
     @property

@@ -30,6 +30,9 @@ void Op::fill_report(Time now, Status status, Ending ending) {
     const bool waited = !reliable_.empty() && ending != Ending::kAll;  // for what is reliable
     report_.gather.ended = (waited ? std::min(now, clock_end().at) : now) - entered_at_;
     fill_links();
+    // Where owners may skip an op, EMPTY means that they did, and nothing of it follows.
+    const bool skipped = skip_above_ > 0 && report_.gather.empty > 0;
+    report_.carried = context_.carries(plan_) && !is_void(status) && !skipped;
 }
 
 void Op::fill_links() {

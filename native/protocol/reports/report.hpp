@@ -157,6 +157,7 @@ struct OpReport {
     Rank place = 0;                 // index of this rank among the links; in a grid, the row
     bool non_finite = false;
     bool contributed = true;
+    bool carried = false;  // what did not come in time enters a later op of the bucket, if it comes (rule 9)
     Time entered_at = 0, ended_at = 0;
     StageReport scatter, gather;
     std::vector<LinkReport> links;  // by rank
@@ -192,6 +193,7 @@ struct OpReport {
         visit("place", &OpReport::place);
         visit("non_finite", &OpReport::non_finite);
         visit("contributed", &OpReport::contributed);
+        visit("carried", &OpReport::carried);
         visit("entered_at", &OpReport::entered_at);
         visit("ended_at", &OpReport::ended_at);
         visit("scatter", &OpReport::scatter);
