@@ -81,12 +81,14 @@ def test_wait_makes_bounds_as_long_as_the_deadline_allows_until_it_is_better() -
     assert pilot.terms(1000).bounds.scatter_ns < longest.scatter_ns
 
 
-def late_rank(over_budget: str) -> tuple[list[np.ndarray], list[Report]]:
+def late_rank(over_budget: str, buckets: int = 0) -> tuple[list[np.ndarray], list[Report]]:
     """Rank 3 enters long after SCATTER is cut; the second of two ops."""
     ops, ranks = 2, 4
     compute_s = np.zeros((ops, ranks))
     compute_s[1, 3] = 0.06
-    scenario = Scenario(ranks=ranks, length=1 << 14, ops=ops, codec="planes", compute_s=compute_s)
+    scenario = Scenario(
+        ranks=ranks, length=1 << 14, ops=ops, codec="planes", compute_s=compute_s, buckets=buckets
+    )
     pilots = [
         steering(rank=rank, deadline_s=0.04, over_budget=over_budget, adaptive=False, planes=16)
         for rank in range(ranks)
@@ -95,10 +97,12 @@ def late_rank(over_budget: str) -> tuple[list[np.ndarray], list[Report]]:
     return simulation.results[1], [simulation.reports(rank)[1] for rank in range(3)]
 
 
-def test_skip_gives_a_zero_gradient_where_owners_lack_more_than_the_budget() -> None:
-    results, reports = late_rank("proceed")
+@pytest.mark.parametrize("buckets", [0, 1], ids=["no key", "a key"])
+def test_skip_gives_a_zero_gradient_where_owners_lack_more_than_the_budget(buckets: int) -> None:
+    """With a key too it is lost, and not late: nothing of a skipped op is carried."""
+    results, reports = late_rank("proceed", buckets)
     assert all(np.count_nonzero(result) > 0.7 * result.size for result in results[:3])
-    results, reports = late_rank("skip")
+    results, reports = late_rank("skip", buckets)
     assert not any(np.any(result) for result in results[:3])
     assert all(report.lost_frac == 1.0 for report in reports)
     assert all(report.epsilon.lost == pytest.approx(1.0) for report in reports)

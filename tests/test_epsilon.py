@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tailcut import Scenario, simulate
-from tailcut.epsilon import Epsilon, predicted, unbiased_nmse
+from tailcut.epsilon import STALE_SHARE, Epsilon, predicted, unbiased_nmse
+from tailcut.simulation import Freeze
 
 LENGTH = 200_000
 WITHIN = 0.2
@@ -120,6 +121,47 @@ def test_means_that_did_not_come_are_lost_also_where_nothing_is_known_of_them(co
     report = simulate(scenario, gradients("gaussian", 2, 0.0, ops=2)).reports(0)[1]
     assert report.lost_frac == pytest.approx(0.5, abs=0.001)
     assert report.epsilon.lost == pytest.approx(1 / 2, rel=0.35)  # of the other half's size it knows nothing
+
+
+# ---- late --------------------------------------------------------------------------------------------------
+def cut(ops: int = 1, **fields) -> list[Epsilon]:
+    """ε by op at rank 0 of four. From the second op on rank 2 computes beyond the others' deadline."""
+    compute_s = np.zeros((ops, 4))
+    compute_s[1:, 2] = 0.06
+    given = {"ranks": 4, "length": LENGTH, "ops": ops, "codec": "planes", "deadline_s": 0.04, "buckets": 1}
+    scenario = Scenario(**{**given, "compute_s": compute_s, **fields})
+    return [report.epsilon for report in simulate(scenario, gradients("gaussian", 4, 0.0, ops)).reports(0)]
+
+
+@pytest.mark.parametrize("codec", ["raw", "planes"])
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_what_is_carried_counts_with_a_share_of_what_it_would_count_if_it_were_lost(codec: str, loss) -> None:
+    """Late are a contribution, and the mean of the rank that has not entered; with loss, also others."""
+    _, carried = cut(2, codec=codec, loss=loss, resend=False)
+    _, discarded = cut(2, codec=codec, loss=loss, resend=False, late="discard")
+    assert discarded.lost > 0.3
+    assert carried.late == pytest.approx(STALE_SHARE * discarded.lost, rel=0.05)
+    assert carried.lost == pytest.approx(0.0, abs=1e-9)
+    assert carried.total == pytest.approx(carried.quantized + carried.trimmed + carried.late)
+
+
+@pytest.mark.parametrize("fields", [{"buckets": 0}, {"late": "discard"}, {"rows": 2}], ids=str)
+def test_what_nothing_carries_is_lost(fields: dict) -> None:
+    (epsilon,) = cut(loss=0.05, resend=False, **fields)
+    assert epsilon.lost > 0.04
+    assert epsilon.late == 0.0
+
+
+@pytest.mark.parametrize("codec", ["raw", "planes"])
+def test_what_silent_owners_lack_is_lost_also_where_the_rest_is_carried(codec: str) -> None:
+    """Rank 3 is dead, and then silent: its quarter of the mean is lost. What others' packets lose is late."""
+    dead = {"codec": codec, "freezes": [Freeze(3, 0.0, None)], "compute_s": ()}
+    *_, whole = cut(6, **dead)
+    *_, lossy = cut(6, **dead, loss=0.1, resend=False)
+    assert whole.lost > 0.2
+    assert whole.late == pytest.approx(0.0, abs=1e-9)
+    assert lossy.lost == pytest.approx(whole.lost, rel=0.1)
+    assert 0.1 < lossy.late / STALE_SHARE < 0.3
 
 
 def test_one_rank_alone_is_told_what_its_planes_cost() -> None:

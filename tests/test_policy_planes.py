@@ -29,7 +29,7 @@ class Training:
         self.policy = AdaptivePlanes(ranks, budget)
         self.spending = Spending(budget)
         self.correlation = 0.0
-        self.lost = 0.0
+        self.lost = self.late = 0.0
         self.key: str | None = "bucket"
         self.chosen: list[Planes] = []
         self._now_s = 0.0
@@ -42,7 +42,8 @@ class Training:
             quantized = predicted(self.ranks, self.correlation, *planes)
             report = Report(
                 seq=len(self.chosen), status="complete", length=1000, elapsed_s=0.0, key=self.key,
-                epsilon=Epsilon(quantized=quantized, lost=self.lost), correlation=self.correlation,
+                epsilon=Epsilon(quantized=quantized, lost=self.lost, late=self.late),
+                correlation=self.correlation,
                 scatter=StageReport(planes.scatter), gather=StageReport(planes.gather),
             )  # fmt: skip
             self.spending.after(report)
@@ -112,12 +113,13 @@ def test_ranks_that_correlate_need_fewer_planes_and_the_choice_follows() -> None
     assert training.changes(after=400) <= 3
 
 
-def test_what_the_network_loses_leaves_less_for_planes_but_never_nothing() -> None:
+@pytest.mark.parametrize("source", ["lost", "late"])
+def test_what_the_network_costs_leaves_less_for_planes_but_never_nothing(source: str) -> None:
     lossy = Training(exposed(0.06, 0.010))
-    lossy.lost = 0.03
+    setattr(lossy, source, 0.03)
     lossy.steps(200)
     assert predicted(4, 0.0, *lossy.policy.choice) <= 0.02
-    lossy.lost = 1.0
+    setattr(lossy, source, 1.0)
     lossy.steps(1000)
     assert sum(lossy.policy.choice) < 12
 

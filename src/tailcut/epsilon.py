@@ -17,6 +17,10 @@ SHARED_ERROR = (0.53, 0.21, 0.116, 0.07, 0.042)
 errors correlate by this value times ρ³. From the Hermite series of the code's cells, at ρ = 0.9. With more
 planes there is no such correlation."""
 
+STALE_SHARE = 0.5
+"""What is late and carried costs at most this share of the rounds that it would cost if it were lost. It is
+the upper end of what benchmarks/late_rounds.py measures (docs/budget.md)."""
+
 LEAST_MEAN = 0.02
 """The mean's energy without its error is at least this share of what was measured; below that, all is
 noise."""
@@ -35,7 +39,10 @@ class Epsilon(NamedTuple):
     trimmed: float = 0.0
     """Caused by what switches cut off."""
     lost: float = 0.0
-    """Caused by what did not come, or came too late."""
+    """Caused by what did not come in time and is not carried."""
+    late: float = 0.0
+    """Caused by what did not come in time and enters a later op of the bucket (docs/late.md). Of its energy
+    STALE_SHARE counts."""
     absent: float = 0.0
     """Caused by ranks that were not there to contribute. That is a smaller batch and not part of
     ``total``."""
@@ -43,7 +50,7 @@ class Epsilon(NamedTuple):
     @property
     def total(self) -> float:
         """What counts against the budget."""
-        return self.quantized + self.trimmed + self.lost
+        return self.quantized + self.trimmed + self.lost + self.late
 
     def sources(self) -> str:
         """The sources in words, in parentheses; empty if there are none."""
@@ -68,9 +75,23 @@ class Quality(NamedTuple):
 PERFECT = Quality(NO_ERROR, 0.0)
 
 
-def quality_of(energies: _native.Energies, *, ranks: int, live: int, rows: int = 1) -> Quality:
+def quality_of(
+    energies: _native.Energies,
+    *,
+    ranks: int,
+    live: int,
+    rows: int = 1,
+    carried: bool = False,
+    gone_frac: float = 0.0,
+) -> Quality:
     """The quality of an op that ran in a row of ``ranks``, of which ``live`` were expected to contribute.
-    There are ``rows`` such rows, and the errors of their sums average out."""
+    There are ``rows`` such rows, and the errors of their sums average out. ``carried``: what did not come in
+    time enters a later op, except for the share ``gone_frac`` of the means, whose owners are gone."""
+
+    def untimely(contributions: float, means: float) -> dict[str, float]:
+        follows = contributions + (1 - gone_frac) * means if carried else 0.0
+        return {"lost": contributions + means - follows, "late": STALE_SHARE * follows}
+
     e = energies
     coded = e.planes or e.mean_quantized or e.void_coords or e.unseen_coords
     if not (coded or e.void_mean or e.received_lost) and e.sampled * live <= e.contributed:
@@ -83,9 +104,10 @@ def quality_of(energies: _native.Energies, *, ranks: int, live: int, rows: int =
     received = e.received + density * e.unseen_coords
     if e.mean + received <= 0:  # the values are all zero, or nothing came
         missing_all = void > 0 or e.void_coords > 0 or e.unseen_coords > 0
-        return Quality(Epsilon(lost=1.0), 0.0) if missing_all else PERFECT
+        return Quality(Epsilon(**untimely(0.0, 1.0)), 0.0) if missing_all else PERFECT
     if e.mean <= 0 or e.contributed <= 0:  # nothing of the own shard came
-        return Quality(Epsilon(lost=_share(void + lost, void + received)), 0.0)
+        whole = void + received
+        return Quality(Epsilon(**untimely(_share(void, whole), _share(lost, whole))), 0.0)
     # Measured squares are those of the mean of all rows, nominal ones are those of the mean of one row.
     averaged = rows if e.coords else 1
     count = rows * e.contributed / e.sampled  # the number of contributions in a mean
@@ -102,7 +124,7 @@ def quality_of(energies: _native.Energies, *, ranks: int, live: int, rows: int =
         Epsilon(
             quantized=(quantized + e.mean_quantized) / mean,
             trimmed=trimmed / mean + e.received_trimmed / whole,
-            lost=missing / mean + (void + lost) / whole,
+            **untimely(missing / mean + void / whole, lost / whole),
             absent=absent / max(least, mean - absent),
         ),
         correlation,

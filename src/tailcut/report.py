@@ -180,7 +180,14 @@ def _from_native(
         )
     links, gather, length = native.links, native.gather, native.bucket_len
     live = len([link for link in links if not (link.silent or link.abstained)])
-    quality = quality_of(native.energies, ranks=len(members), live=max(1, live), rows=rows)
+    quality = quality_of(
+        native.energies,
+        ranks=len(members),
+        live=max(1, live),
+        rows=rows,
+        carried=native.carried,
+        gone_frac=_gone_frac(links, native.place) if native.carried else 0.0,
+    )
     return Report(
         seq=native.seq,
         status=cast(Status, native.status),
@@ -206,6 +213,14 @@ def _from_native(
         lr_scale=_announced(native.lr_scale),
         column=tuple([_from_native(op, column) for op in native.column if op.status in _RESULTS]),
     )
+
+
+def _gone_frac(links: tuple[Link, ...], own: int) -> float:
+    """Of the means that did not come from others, the share whose owner is silent or has left."""
+    others = [link for rank, link in enumerate(links) if rank != own]
+    missing = sum(link.gather.missing + link.gather.empty for link in others)
+    gone = sum(link.gather.missing + link.gather.empty for link in others if link.silent or link.left)
+    return gone / missing if missing else 0.0
 
 
 _RESULTS = ("complete", "partial")

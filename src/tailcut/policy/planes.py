@@ -210,7 +210,8 @@ class AdaptivePlanes:
         self._bias += weight * (bias - self._bias)
         # Taken over all ops, because a burst of losses is over before more planes would help.
         total = spending.total
-        self._room = max(LEAST_ROOM * self._budget, self._budget - total.lost - total.trimmed)
+        spent = total.lost + total.late + total.trimmed
+        self._room = max(LEAST_ROOM * self._budget, self._budget - spent)
 
     def _after_step(self, step_s: float) -> None:
         self._latest_s.append(step_s)
