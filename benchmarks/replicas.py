@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailcut import Scenario, _native
+from tailcut.epsilon import Epsilon
 from tailcut.mirror import LinkStage, Stage
 from tailcut.policy.deadline import fixed_bounds, to_native
 from tailcut.report import Report
@@ -146,7 +147,7 @@ ONE_OP_LATE_S = {
 }
 """By the share that is to be late: the bound of SCATTER where packets take up to OP_S."""
 FREE_S = {0.15: 13e-3, 0.4: 6e-3, 0.7: 1.7e-3}
-"""By the share that is to be late: the mean time from one hang of a rank to the next."""
+"""By the share that is to be late: the mean time from one hang of up to eight ops to the next."""
 
 
 ONE_IN_TWENTY_S = {4: 0.7e-3, 8: 0.7e-3, 64: 0.4e-3}
@@ -163,18 +164,19 @@ def one_op_late(
 
 
 def ops_late(
-    share: float, *, seed: int, late: str = "carry", codec: str = "raw", planes: int = 16
+    share: float, *, seed: int, late: str = "carry", codec: str = "raw", planes: int = 16, most: int = 8
 ) -> Training:
-    """Ranks hang for one to eight ops, on their own, and then do what they have missed. Nobody waits for
+    """Ranks hang for one to ``most`` ops, on their own, and then do what they have missed. Nobody waits for
     them."""
     rng = np.random.default_rng((seed, 3))
     hangs = []
+    free_s = FREE_S[share] * (1 + most) / 9
     for rank in range(RANKS):
-        at_s = rng.exponential(FREE_S[share])
+        at_s = rng.exponential(free_s)
         while at_s < 2 * STEPS * OP_S:
-            until_s = at_s + rng.uniform(1, 8) * OP_S
+            until_s = at_s + rng.uniform(1, most) * OP_S
             hangs.append(Hang(rank, at_s, until_s))
-            at_s = until_s + rng.exponential(FREE_S[share])
+            at_s = until_s + rng.exponential(free_s)
     bound_s = 0.9 * OP_S
     compute_s = np.full((STEPS, RANKS), 0.1 * OP_S).tolist()
     scenario = _scenario(seed, late, codec, planes, hangs=hangs, compute_s=compute_s)
@@ -224,8 +226,10 @@ def _scenario(seed: int, late: str, codec: str, planes: int, **network: Any) -> 
 class Outcome:
     """What a run came to."""
 
+    losses: list[float] = field(repr=False)
+    """Of rank 0 over all training images, every LOSS_EVERY steps from the first on."""
     loss: float
-    """Over all training images, the mean over the last fifth of the steps of rank 0."""
+    """The mean of those in the last fifth of the steps."""
     accuracy: float
     """Of rank 0's replica at the end, on the test images."""
     growth: float
@@ -243,6 +247,8 @@ class Outcome:
     counters: list[_native.Counters] = field(repr=False)
     op_s: float
     """The mean time of an op."""
+    epsilon: Epsilon
+    """The mean over all ops and ranks."""
 
     def counted(self, name: str) -> int:
         """A counter's sum over all ranks."""
@@ -268,7 +274,8 @@ class _Run:
         scenario = self.training.scenario
         result = _native.simulate(spec_of(scenario, self.replicas), [list(self.buffers)] * scenario.ops)
         return Outcome(
-            loss=float(np.mean(self.losses)),
+            losses=self.losses,
+            loss=float(np.mean(self.losses[-(-4 * scenario.ops // (5 * LOSS_EVERY)) :])),
             accuracy=self.training.task.accuracy(self.replicas[0].theta),
             growth=self._growth(),
             drift=self.drift,
@@ -277,6 +284,7 @@ class _Run:
             ops_late=_ops_late(result),
             counters=list(result.counters),
             op_s=float(np.mean([report.elapsed_s for rank in self.replicas for report in rank.reports])),
+            epsilon=Epsilon(*np.mean([r.epsilon for rank in self.replicas for r in rank.reports], axis=0)),
         )
 
     def _late(self, stage: Stage) -> float:
@@ -342,7 +350,7 @@ class _Replica:
         self.reports.append(report)
         if self.rank == 0:
             self.run.results[self.step] = result
-            if self.step >= 0.8 * self.ops and self.step % LOSS_EVERY == 0:
+            if self.step % LOSS_EVERY == 0:
                 self.run.losses.append(self.run.training.task.loss(self.theta))
         self.run.note_step(self.step, self.theta)
         self.step += 1

@@ -185,21 +185,22 @@ class Curves:
 
     def rounds(self, target: float = TARGET) -> Doubles:
         """Rounds by arm until the mean over the seeds first reaches the target; inf: never."""
-        return _crossing(self.excess.mean(axis=-1), target)
+        return crossing(self.excess.mean(axis=-1), target)
 
     def resampled_rounds(self, target: float = TARGET, samples: int = 400) -> Doubles:
         """The same for bootstrap samples of the seeds, which are the same for all arms: shape (samples,
         arms)."""
         seeds = self.excess.shape[-1]
         counts = np.random.default_rng(0).multinomial(seeds, [1 / seeds] * seeds, samples)
-        return _crossing(np.einsum("ns,aks->nak", counts / seeds, self.excess, optimize=True), target)
+        return crossing(np.einsum("ns,aks->nak", counts / seeds, self.excess, optimize=True), target)
 
 
-def _crossing(curves: Doubles, target: float) -> Doubles:
+def crossing(curves: Doubles, target: float, every: int = EVERY) -> Doubles:
+    """When curves with a point every ``every`` rounds first reach the target; inf: never."""
     below = curves <= target
     after = np.maximum(below.argmax(axis=-1), 1)[..., None]
     high, low = (np.take_along_axis(curves, at, axis=-1)[..., 0] for at in (after - 1, after))
-    rounds = EVERY * (after[..., 0] - (target - low) / (high - low))
+    rounds = every * (after[..., 0] - (target - low) / (high - low))
     return np.where(below.any(axis=-1), rounds, np.inf)
 
 
