@@ -72,7 +72,9 @@ def test_all_lanes_are_told_of_an_epoch(tmp_path: Path) -> None:
     for lane in lanes:
         assert lane.told.wait(LIMIT_S)
         assert [epoch.number for epoch in lane.epochs] == [1]
-    assert [epoch.first_seq for lane in lanes for epoch in lane.epochs] == [14, 4]
+    first, second = (epoch.first_seq for lane in lanes for epoch in lane.epochs)
+    assert 12 <= first <= 14  # the thread votes after 8, 9 or 10 ops
+    assert second == 4
     assert keeper.weights_of(1) == (1, 0)
     keeper.close()
 

@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from tailcut.mirror import LateCompletion, Link, LinkStage, LrScale, StageReport, Traffic
     from tailcut.pytorch.attach import Attachment, attach
     from tailcut.report import Report, Verdict
-    from tailcut.simulation.network import Bursts, BurstyLoss, NeighbourFlows, Partition, RateChange, Wan
+    from tailcut.simulation.network import (
+        Bursts,
+        BurstyLoss,
+        Machine,
+        NeighbourFlows,
+        Partition,
+        RateChange,
+        Wan,
+    )
     from tailcut.simulation.run import Policy, Simulation, simulate
     from tailcut.simulation.scenario import Freeze, Hang, Scenario
     from tailcut.stats import OpBounds, Standing, Stats
@@ -39,6 +47,7 @@ __all__ = [
     "Link",
     "LinkStage",
     "LrScale",
+    "Machine",
     "NeighbourFlows",
     "OpBounds",
     "Partition",
@@ -70,7 +79,15 @@ _HOMES = {
     "mirror": ("LateCompletion", "Link", "LinkStage", "LrScale", "StageReport", "Traffic"),
     "pytorch.attach": ("Attachment", "attach"),
     "report": ("Report", "Verdict"),
-    "simulation.network": ("Bursts", "BurstyLoss", "NeighbourFlows", "Partition", "RateChange", "Wan"),
+    "simulation.network": (
+        "Bursts",
+        "BurstyLoss",
+        "Machine",
+        "NeighbourFlows",
+        "Partition",
+        "RateChange",
+        "Wan",
+    ),
     "simulation.run": ("Policy", "Simulation", "simulate"),
     "simulation.scenario": ("Freeze", "Hang", "Scenario"),
     "stats": ("OpBounds", "Standing", "Stats"),
