@@ -31,7 +31,7 @@ setup: $(STAMPS)/dev $(STAMPS)/package ## everything for development, in .venv
 demo: $(STAMPS)/demo $(STAMPS)/package ## build tailcut and train with it next to Gloo, one worker frozen
 	@$(VENV)/bin/tailcut demo
 
-test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run all tests (about 18 minutes on two cores)
+test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run all tests (about 20 minutes on two cores)
 	@$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-fast: $(STAMPS)/dev $(STAMPS)/package ## run the tests that take little time (about a minute)
