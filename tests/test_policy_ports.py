@@ -12,7 +12,17 @@ import pytest
 
 from tailcut import Report
 from tailcut.mirror import Link, LinkStage, StageReport
-from tailcut.policy.ports import HEALED, HEAVIEST, LEAST, OPS, SLOW, Ports, owner_weights, wanted_speeds
+from tailcut.policy.ports import (
+    HEALED,
+    HEAVIEST,
+    LEAST,
+    MOST_SIZES,
+    OPS,
+    SLOW,
+    Ports,
+    owner_weights,
+    wanted_speeds,
+)
 
 LENGTH = 8000
 
@@ -188,3 +198,11 @@ def test_several_ports_may_be_slow_each_in_its_way() -> None:
     weights = owner_weights([1, 0.8, 0.6, 1, 1, 0.3, 0, 1])
     assert weights[0] == weights[3] == HEAVIEST > weights[1] > weights[2] >= weights[5] == LEAST
     assert weights[6] == 0
+
+
+def test_times_are_kept_of_the_latest_sizes_only() -> None:
+    """Ops without a key may have any number of lengths."""
+    ports = Ports(4, 0)
+    for length in range(1, 2 * MOST_SIZES):
+        ports.after(replace(report_of([1, 1, 1, 1]), length=length))
+    assert len(ports._took_s) == MOST_SIZES

@@ -30,6 +30,9 @@ LATE_SHARE = 0.25
 """A rank that entered later than half of the others, by this share of SCATTER's time, says nothing of its
 port: its packets meet others than theirs."""
 
+MOST_SIZES = 256
+"""Sizes of ops whose times are kept. Buckets recur in a few; without keys there may be any number."""
+
 HEAVIEST = 64
 """The weight of the rank that owns most."""
 
@@ -62,6 +65,8 @@ class Ports:
     def after(self, report: Report) -> bool:
         """An op has ended. Returns whether ports have been judged anew."""
         self._took_s.setdefault(report.size, deque(maxlen=OPS)).append(report.elapsed_s)
+        if len(self._took_s) > MOST_SIZES:
+            del self._took_s[next(iter(self._took_s))]
         others = {
             rank: link
             for rank, link in zip(report.members, report.links, strict=True)
