@@ -170,13 +170,18 @@ def test_a_block_holds_the_state_of_its_parameters_in_the_order_of_memory() -> N
 
 @pytest.mark.parametrize("step_bytes", [1, 7, 10, 35, 200])
 def test_every_block_has_one_turn_a_round(step_bytes: int) -> None:
-    costs_bytes = [10, 1, 3, 20, 1]
+    costs_bytes = [10, 1, 3, 20, 1] * 4
     turns = Turns(costs_bytes, step_bytes)
-    rounds = 35
-    taken = [index for step in range(35 * rounds) for index in turns.copied(step)]
-    assert {taken.count(index) for index in range(5)} == {rounds * min(step_bytes, 35)}
+    rounds = 20
+    taken = [index for step in range(140 * rounds) for index in turns.copied(step)]
+    assert {taken.count(index) for index in range(20)} == {rounds * min(step_bytes, 140)}
     assert Turns([], 0).copied(3) == []
-    assert Turns([], 0).compared(3) == []
+    assert not Turns([], 0).compared(3)
+
+
+def test_a_small_model_has_a_turn_in_few_of_the_steps() -> None:
+    turns = Turns([10] * 32, 1)
+    assert sum(bool(turns.compared(step)) for step in range(50)) == 4
 
 
 @pytest.mark.parametrize("blocks", [1, 3, 50, 51, 1000])

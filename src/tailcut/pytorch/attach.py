@@ -309,7 +309,6 @@ class Attachment:
             rank=group.rank,
             ranks=group.world_size,
             seed=group.config.seed,
-            codec=group.codec,
             bound=group.config.drift_bound,
         )
         self._reducer.companion = rolling

@@ -98,8 +98,8 @@ class Comparison:
 
     @property
     def under_way(self) -> bool:
-        """Whether ``compare`` may have something to do. Any thread may ask."""
-        return bool(self._asked or self._coming or self._offered)
+        """Whether something may come. Any thread may ask."""
+        return bool(self._asked or self._coming)
 
     def begin(self, step: int, blocks: Sequence[SetAside]) -> None:
         """Offer this rank's own blocks of a step, and ask for the fingerprints of the others."""

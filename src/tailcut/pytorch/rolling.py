@@ -26,12 +26,9 @@ from tailcut.pytorch.passes import Passes
 from tailcut.pytorch.thread import start
 from tailcut.pytorch.turns import URGENT_STEPS, Turns
 
-SHARE = 0.02
-"""Of the bytes that ops send: what copying blocks in turns takes at most."""
-
-SENT_BYTES = {"raw": 2 * 4.0, "planes": 2 * 0.5}
-"""What ops send of a coordinate, by codec: once in each stage, with four planes. Ranks may choose more, but
-turns must be alike."""
+COPIED_BYTES = 0.02
+"""Of each coordinate in a step: what copying blocks in turns takes at most. It is 2 % of what ops send with
+four planes, half a byte in each stage. Ranks may choose more planes, but turns must be alike."""
 
 SPREAD_STEPS = 8
 """A wish for that is for so many steps later: it travels with fingerprints, which take a few."""
@@ -68,7 +65,6 @@ class RollingResync:
         rank: int,
         ranks: int,
         seed: int,
-        codec: str,
         bound: float,
     ) -> None:
         self._ops = ops
@@ -77,7 +73,6 @@ class RollingResync:
         self._rank = rank
         self._ranks = ranks
         self._seed = seed
-        self._coordinate_bytes = SHARE * SENT_BYTES[codec]
         self._bound = bound
         self._form: Sequence[Bucket] = ()  # what the blocks are cut from
         self._blocks: list[Block] = []
@@ -149,7 +144,7 @@ class RollingResync:
         )
         costs_bytes = [4 * block.count * names + 8 * words_of(names) for block in self._blocks]
         coordinates = sum(block.count for block in self._blocks)
-        self._turns = Turns(costs_bytes, int(self._coordinate_bytes * coordinates))
+        self._turns = Turns(costs_bytes, int(COPIED_BYTES * coordinates))
 
     def _set_aside(self) -> _Copied:
         """Copies of the blocks whose turn it is. They are the same on all ranks."""
