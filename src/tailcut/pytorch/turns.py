@@ -33,7 +33,7 @@ class Turns:
         return self._in(range(place * lots // COMPARED_STEPS, (place + 1) * lots // COMPARED_STEPS))
 
     def copied(self, step: int) -> list[int]:
-        """Those whose turn it is to be copied if they differ: lots that begin within what the step may spend."""
+        """Those whose turn it is to be copied if they differ: lots that begin in what the step may spend."""
         if self._round_bytes == 0:
             return []
         low = (step * self._step_bytes) % self._round_bytes
