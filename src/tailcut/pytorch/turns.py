@@ -14,8 +14,8 @@ URGENT_STEPS = 8
 """All blocks are copied, where they differ, within so many steps when somebody wishes it."""
 
 LOT = 8
-"""Blocks have their turn by so many at a time. A turn wakes a thread and asks every owner, so a small model takes
-it in few of the steps."""
+"""Blocks have their turn by so many at a time. A turn wakes a thread and asks every owner, so that a small
+model takes it in few of the steps."""
 
 
 class Turns:
