@@ -1,0 +1,97 @@
+"""One rank of a cell. It trains as the order beside it says, tells its progress, and writes its result.
+
+RANK=0 WORLD_SIZE=4 MASTER_ADDR=... MASTER_PORT=... python -m tailcut.tools.race.worker ORDER.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tailcut.pytorch.racer import LastStep, Racer, join
+from tailcut.pytorch.workloads import load
+from tailcut.tools.race.progress import BEGUN, ProgressWriter, stream_of
+
+WARMUP_STEPS = 10
+"""These steps are not timed. They cover the rebuild of DDP's buckets and the first steps of PowerSGD."""
+STOP_AHEAD_STEPS = 5
+"""Rank 0 announces the last step this many steps ahead, so that all ranks know when they get there."""
+
+
+def race(racer: Racer, last: LastStep, order: dict[str, Any], rank: int, progress: ProgressWriter) -> None:
+    """The timed steps. Rank 0 evaluates between its own, and the others go on as far as they can."""
+    start_s = time.perf_counter()
+    evaluated = 0
+    while True:
+        before_s = time.perf_counter()
+        loss = racer.step()
+        after_s = time.perf_counter()
+        number = racer.steps - WARMUP_STEPS
+        at_s = after_s - start_s
+        progress.say(step=number, at_s=round(at_s, 5), step_s=round(after_s - before_s, 5), loss=loss)
+        ends = last.number is not None and number >= last.number
+        if rank == 0:
+            if ends or number // order["eval_every"] > evaluated // order["eval_every"]:
+                evaluated = number
+                progress.say(step=number, at_s=round(at_s, 5), figure=racer.evaluate(), **spent(racer))
+            at_s = time.perf_counter() - start_s
+            if last.number is None and at_s * (1 + STOP_AHEAD_STEPS / number) >= order["seconds"]:
+                last.decide(number + STOP_AHEAD_STEPS)
+        if ends:
+            return
+
+
+def spent(racer: Racer) -> dict[str, float]:
+    stats = racer.stats()
+    if stats is None:
+        return {}
+    return {"spent": stats.epsilon.total, "lost_frac": stats.lost_frac}
+
+
+def result_of(racer: Racer, order: dict[str, Any], rank: int) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    if stats := racer.stats():
+        result |= {"stats": stats.to_dict(), "stats_text": str(stats)}
+    if order["all_live"]:  # what follows waits for every rank
+        racer.make_equal()
+        racer.barrier()
+    result["parameters"] = racer.fingerprint()
+    racer.close()
+    if rank == 0:
+        result["figure"] = racer.evaluate(whole=True)
+    return result
+
+
+def main(order_file: Path) -> None:
+    order = json.loads(order_file.read_text())
+    rank, ranks, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    store = join(rank, ranks, os.environ["MASTER_ADDR"], port)
+    data, checkpoint = (Path(order[name]) if order[name] else None for name in ("data", "checkpoint"))
+    workload = load(order["workload"], data, checkpoint)
+    directory = order_file.parent
+    progress = ProgressWriter(stream_of(rank, directory))
+    racer = Racer(
+        workload, order["kind"], order["config"], order["seed"], measured_deadline=order["measured_deadline"]
+    )
+    while racer.steps < WARMUP_STEPS:
+        racer.step()
+    if order["steps"]:
+        racer.anneal(order["steps"])
+    last = LastStep(rank, store, order["steps"])
+    racer.barrier()
+    if rank == 0:
+        progress.say(facts=asdict(workload.facts()))
+        (directory / BEGUN).touch()
+    race(racer, last, order, rank, progress)
+    part = directory / f"{rank}.part"
+    part.write_text(json.dumps(result_of(racer, order, rank)))
+    part.rename(directory / f"{rank}.json")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
