@@ -62,7 +62,7 @@ def parse_options() -> argparse.Namespace:
     add("--checkpoint", type=Path, help="for gpt-finetuned")
     add("--seconds", type=float, default=90.0, help="of timed steps per cell (default: 90)")
     add("--steps", type=int, help="instead of --seconds; the learning rate falls to 0 over them")
-    add("--eval-every", type=int, default=25, metavar="STEPS", help="rank 0 evaluates (default: 25)")
+    add("--eval-every", type=float, default=2.0, metavar="S", help="rank 0 evaluates (default: 2 s)")
     add("--target", type=float, help="the figure to reach (default: the model's own)")
     add("--hosts", type=int, help="instead of the scenario's number")
     add("--rate-mbit", type=float, help="of the ports, instead of the scenario's")
@@ -123,7 +123,7 @@ def conditions_of(options: argparse.Namespace, course: Course, source: str) -> d
         "source": source,
         "seconds": None if course.steps else course.seconds,
         "steps": course.steps,
-        "eval_every": course.eval_every,
+        "eval_every_s": course.eval_every_s,
         "loopback": course.loopback,
         **{name: getattr(options, name) for name in ("hosts", "rate_mbit", "mtu")},
     }
@@ -136,7 +136,7 @@ def measure(options: argparse.Namespace) -> None:
         checkpoint=options.checkpoint and options.checkpoint.resolve(),
         seconds=options.seconds,
         steps=options.steps,
-        eval_every=options.eval_every,
+        eval_every_s=options.eval_every,
         loopback=options.loopback,
     )
     source = checked_source(course)

@@ -39,6 +39,8 @@ def test_the_scenarios_of_the_design_are_shipped_and_valid():
         "cross-dc",
         "dead-rank",
         "incast",
+        "jobs-16",
+        "jobs-4",
         "link-down",
         "lossy-1",
         "neighbours",

@@ -6,6 +6,7 @@ python -m tailcut.pytorch.workloads.pretrain CHECKPOINT.pt [--text FILE] [--step
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,12 +27,12 @@ def pretrain(workload: Workload, steps: int) -> nn.Module:
     return model
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train a GPT and write a checkpoint for gpt-finetuned.")
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--text", type=Path, help="a text file (default: that of Python's help())")
     parser.add_argument("--steps", type=int, default=300)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     workload = load("gpt", options.text)
     model = pretrain(workload, options.steps)
     torch.save(model.state_dict(), options.checkpoint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -55,8 +56,8 @@ class Workload(ABC):
 
     def places(self, seed: int, step: int, rank: int, ranks: int) -> torch.Tensor:
         """A rank's part of a step's batch. The batch is the same for any number of ranks."""
-        chance = torch.Generator().manual_seed((seed << 32) + step)
-        return torch.randint(self.examples(), (self.batch,), generator=chance)[rank::ranks]
+        chosen = np.random.default_rng((seed, step)).integers(self.examples(), size=self.batch)
+        return torch.from_numpy(chosen[rank::ranks])
 
     def evaluate(self, model: nn.Module, *, whole: bool = False) -> float:
         """The figure of merit on examples that were not learned from: on a part of them, or on the whole."""

@@ -47,8 +47,9 @@ class Course:
     """How long the timed steps last ..."""
     steps: int | None = None
     """... unless there is a number of them. The learning rate then falls to 0 over them."""
-    eval_every: int = 25
-    """Rank 0 evaluates each time it has done so many steps."""
+    eval_every_s: float = 2.0
+    """Rank 0 evaluates between two steps when so much time has passed: all sides spend the same share of
+    their time on it."""
     loopback: bool = False
     """Whether all ranks run on 127.0.0.1 instead of a testbed."""
 

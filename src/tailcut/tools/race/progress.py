@@ -30,6 +30,9 @@ class ProgressWriter:
     def say(self, **line: Any) -> None:
         self._file.write(json.dumps(line) + "\n")
 
+    def close(self) -> None:
+        self._file.close()
+
 
 class ProgressReader:
     """Reads the lines that have come since the last look. A line that is not whole yet waits."""

@@ -26,7 +26,7 @@ STOP_AHEAD_STEPS = 5
 def race(racer: Racer, last: LastStep, order: dict[str, Any], rank: int, progress: ProgressWriter) -> None:
     """The timed steps. Rank 0 evaluates between its own, and the others go on as far as they can."""
     start_s = time.perf_counter()
-    evaluated = 0
+    evaluate_at_s = order["eval_every_s"]
     while True:
         before_s = time.perf_counter()
         loss = racer.step()
@@ -36,8 +36,8 @@ def race(racer: Racer, last: LastStep, order: dict[str, Any], rank: int, progres
         progress.say(step=number, at_s=round(at_s, 5), step_s=round(after_s - before_s, 5), loss=loss)
         ends = last.number is not None and number >= last.number
         if rank == 0:
-            if ends or number // order["eval_every"] > evaluated // order["eval_every"]:
-                evaluated = number
+            if ends or at_s >= evaluate_at_s:
+                evaluate_at_s = at_s + order["eval_every_s"]
                 progress.say(step=number, at_s=round(at_s, 5), figure=racer.evaluate(), **spent(racer))
             at_s = time.perf_counter() - start_s
             if last.number is None and at_s * (1 + STOP_AHEAD_STEPS / number) >= order["seconds"]:
@@ -88,6 +88,7 @@ def main(order_file: Path) -> None:
         progress.say(facts=asdict(workload.facts()))
         (directory / BEGUN).touch()
     race(racer, last, order, rank, progress)
+    progress.close()
     part = directory / f"{rank}.part"
     part.write_text(json.dumps(result_of(racer, order, rank)))
     part.rename(directory / f"{rank}.json")
