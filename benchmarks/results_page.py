@@ -65,6 +65,8 @@ def _section(document: Document, target: float | None, name: str) -> list[str]:
 def _what(document: Document, facts: dict[str, Any], goal: float | None) -> str:
     conditions, machine = document["conditions"], document["machine"]
     length = f"{conditions['steps']} steps" if conditions["steps"] else f"{conditions['seconds']:g} s"
+    if conditions.get("stop_at") is not None:
+        length = f"at most {length}"
     rate = f"{conditions['rate_mbit'] or 200:g} Mbit/s" if not conditions["loopback"] else "loopback"
     commits = ", ".join(sorted({str(cell["commit"]) for cell in document["cells"]}))
     return (

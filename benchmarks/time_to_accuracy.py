@@ -64,6 +64,7 @@ def parse_options() -> argparse.Namespace:
     add("--steps", type=int, help="instead of --seconds; the learning rate falls to 0 over them")
     add("--eval-every", type=float, default=2.0, metavar="S", help="rank 0 evaluates (default: 2 s)")
     add("--target", type=float, help="the figure to reach (default: the model's own)")
+    add("--until-target", action="store_true", help="end a cell when it has the target, not after --seconds")
     add("--hosts", type=int, help="instead of the scenario's number")
     add("--rate-mbit", type=float, help="of the ports, instead of the scenario's")
     add("--mtu", type=int, help="instead of the scenario's")
@@ -123,6 +124,7 @@ def conditions_of(options: argparse.Namespace, course: Course, source: str) -> d
         "source": source,
         "seconds": None if course.steps else course.seconds,
         "steps": course.steps,
+        "stop_at": course.stop_at,
         "eval_every_s": course.eval_every_s,
         "loopback": course.loopback,
         **{name: getattr(options, name) for name in ("hosts", "rate_mbit", "mtu")},
@@ -139,13 +141,15 @@ def measure(options: argparse.Namespace) -> None:
         eval_every_s=options.eval_every,
         loopback=options.loopback,
     )
-    source = checked_source(course)
+    facts = checked_facts(course)
+    if options.until_target:
+        course = replace(course, stop_at=facts.target if options.target is None else options.target)
     if len(options.json) != 1:
         raise ConfigError("--json takes one file, unless --report makes a page from several")
     cells = cells_of(options, course)
     if not options.loopback:
         become_root_of_a_namespace()
-    book = Book.open(options.json[0], conditions_of(options, course, source), machine.describe())
+    book = Book.open(options.json[0], conditions_of(options, course, facts.source), machine.describe())
     wanted = [address(cell) for cell in cells]
     if options.again:
         book.forget(wanted)
@@ -181,13 +185,13 @@ def address(cell: Cell) -> tuple[Any, ...]:
     return cell.scenario.name, cell.tcp, cell.seed, cell.side.name
 
 
-def checked_source(course: Course) -> str:
-    """What the workload learns from. Says now what would otherwise fail in the first cell."""
+def checked_facts(course: Course) -> Any:
+    """Those of the workload. Says now what would otherwise fail in the first cell."""
     from tailcut.pytorch.workloads import load
 
     facts = load(course.workload, course.data, course.checkpoint).facts()
     tell(f"{facts.name}: {facts.parameters / 1e6:.2f} M parameters, {facts.source}\n")
-    return facts.source
+    return facts
 
 
 def report(options: argparse.Namespace) -> None:

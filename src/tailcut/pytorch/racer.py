@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -52,6 +53,8 @@ class Racer:
         self._seed = seed
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._steps = 0
+        self.links: dict[int, Counter[str]] = {}
+        """By source: coordinates that were to come to this rank, and those that did not come in time."""
         self._schedule: torch.optim.lr_scheduler.LRScheduler | None = None
         if measured_deadline:
             config = {**config, "deadline_s": self._measured_deadline_s()}
@@ -87,6 +90,24 @@ class Racer:
 
     def evaluate(self, *, whole: bool = False) -> float:
         return self.workload.evaluate(self._ddp.module, whole=whole)
+
+    def take_op_times_s(self) -> list[float]:
+        """How long tailcut's ops since the last call took. What they lacked is added to ``links``."""
+        times_s = []
+        for report in self._attachment.reports if self._attachment else ():
+            times_s.append(report.elapsed_s)
+            for source, link in zip(report.members, report.links, strict=True):
+                counts = self.links.setdefault(source, Counter())
+                counts.update(contributions=link.scatter.coords, late_contributions=link.scatter.missing)
+                counts.update(means=link.gather.coords, late_means=link.gather.missing)
+        if self._attachment:
+            self._attachment.reports.clear()
+        return times_s
+
+    @property
+    def config(self) -> Config | None:
+        """The effective configuration of tailcut."""
+        return self._attachment.config if self._attachment else None
 
     def stats(self) -> Stats | None:
         """What tailcut has cost."""

@@ -62,7 +62,7 @@ class Classifier(Workload):
 
 def cnn(data: Path | None) -> Workload:
     """Strides instead of pooling: as many parameters as a CNN that pools, at a third of its computing."""
-    images, source, target = _large_images(data, 0.84)
+    images, source, target = _large_images(data, 0.82)
     return Classifier("cnn", _cnn, images, source, batch=128, target=target)
 
 
@@ -72,7 +72,7 @@ def mlp(data: Path | None) -> Workload:
 
 
 def resnet(data: Path | None) -> Workload:
-    images, source, target = _large_images(data, 0.84)
+    images, source, target = _large_images(data, 0.82)
     return Classifier("resnet", _resnet, images, source, batch=128, target=target)
 
 

@@ -47,6 +47,8 @@ class Course:
     """How long the timed steps last ..."""
     steps: int | None = None
     """... unless there is a number of them. The learning rate then falls to 0 over them."""
+    stop_at: float | None = None
+    """The figure at which training ends before its time; None trains on."""
     eval_every_s: float = 2.0
     """Rank 0 evaluates between two steps when so much time has passed: all sides spend the same share of
     their time on it."""

@@ -15,10 +15,12 @@ from typing import Any
 
 from tailcut.pytorch.racer import LastStep, Racer, join
 from tailcut.pytorch.workloads import load
+from tailcut.tools.race.figures import reached_s
 from tailcut.tools.race.progress import BEGUN, ProgressWriter, stream_of
 
 WARMUP_STEPS = 10
 """These steps are not timed. They cover the rebuild of DDP's buckets and the first steps of PowerSGD."""
+EVALUATION = ("step", "at_s", "figure")
 STOP_AHEAD_STEPS = 5
 """Rank 0 announces the last step this many steps ahead, so that all ranks know when they get there."""
 
@@ -26,6 +28,7 @@ STOP_AHEAD_STEPS = 5
 def race(racer: Racer, last: LastStep, order: dict[str, Any], rank: int, progress: ProgressWriter) -> None:
     """The timed steps. Rank 0 evaluates between its own, and the others go on as far as they can."""
     start_s = time.perf_counter()
+    evaluations: list[tuple[int, float, float]] = []
     evaluate_at_s = order["eval_every_s"]
     while True:
         before_s = time.perf_counter()
@@ -33,17 +36,32 @@ def race(racer: Racer, last: LastStep, order: dict[str, Any], rank: int, progres
         after_s = time.perf_counter()
         number = racer.steps - WARMUP_STEPS
         at_s = after_s - start_s
-        progress.say(step=number, at_s=round(at_s, 5), step_s=round(after_s - before_s, 5), loss=loss)
+        ops_s = [round(op_s, 5) for op_s in racer.take_op_times_s()]
+        progress.say(
+            step=number,
+            at_s=round(at_s, 5),
+            step_s=round(after_s - before_s, 5),
+            loss=loss,
+            **({"ops_s": ops_s} if ops_s else {}),
+        )
         ends = last.number is not None and number >= last.number
         if rank == 0:
             if ends or at_s >= evaluate_at_s:
                 evaluate_at_s = at_s + order["eval_every_s"]
-                progress.say(step=number, at_s=round(at_s, 5), figure=racer.evaluate(), **spent(racer))
+                evaluations.append((number, round(at_s, 5), racer.evaluate()))
+                progress.say(**dict(zip(EVALUATION, evaluations[-1], strict=True)), **spent(racer))
             at_s = time.perf_counter() - start_s
-            if last.number is None and at_s * (1 + STOP_AHEAD_STEPS / number) >= order["seconds"]:
+            over = at_s * (1 + STOP_AHEAD_STEPS / number) >= order["seconds"]
+            if last.number is None and (over or there(racer, order, evaluations)):
                 last.decide(number + STOP_AHEAD_STEPS)
         if ends:
             return
+
+
+def there(racer: Racer, order: dict[str, Any], evaluations: list[tuple[int, float, float]]) -> bool:
+    """Whether training may end because the figure is where it ends."""
+    stop_at, better = order["stop_at"], racer.workload.higher_is_better
+    return stop_at is not None and reached_s(evaluations, stop_at, better) is not None
 
 
 def spent(racer: Racer) -> dict[str, float]:
@@ -56,7 +74,9 @@ def spent(racer: Racer) -> dict[str, float]:
 def result_of(racer: Racer, order: dict[str, Any], rank: int) -> dict[str, Any]:
     result: dict[str, Any] = {}
     if stats := racer.stats():
-        result |= {"stats": stats.to_dict(), "stats_text": str(stats)}
+        result |= {"stats": stats.to_dict(), "stats_text": str(stats), "links": racer.links}
+    if racer.config:
+        result["config"] = asdict(racer.config)
     if order["all_live"]:  # what follows waits for every rank
         racer.make_equal()
         racer.barrier()
