@@ -82,9 +82,10 @@ def differences(base: str, cells: Sequence[Cell]) -> str:
                 low, high = (
                     t.interval(0.95, len(points) - 1, fmean(points), error) if error else [fmean(points)] * 2
                 )
+                equal = sum(cell.get("replicas_equal", False) for cell in own)
                 lines.append(
                     f"{scenario}, {side}: {fmean(points):+.4f} ({low:+.4f} to {high:+.4f}), {len(points)} "
-                    f"seeds; replicas equal at the end of {sum(cell['replicas_equal'] for cell in own)}"
+                    f"seeds; replicas equal at the end of {equal}"
                 )
     head = f"final figure minus that of {base}: mean and 95 % interval over paired seeds"
     return "\n".join([head, *lines]) if lines else ""

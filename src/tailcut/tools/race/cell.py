@@ -102,9 +102,12 @@ def run_cell(cell: Cell, directory: Path, look: Callable[[], None] = lambda: Non
     results = {}
     if not failed:
         results = {rank: json.loads((directory / f"{rank}.json").read_text()) for rank in survivors}
+    steps = {rank: [line for line in said if "step_s" in line] for rank, said in lines.items()}
+    last = steps[0][-1]["step"] if steps[0] else 0
     return Outcome(
         failed,
-        {rank: [line for line in said if "step_s" in line] for rank, said in lines.items()},
+        # A rank that ran ahead of rank 0 may have heard too late that it was the last step.
+        {rank: [line for line in of_rank if line["step"] <= last] for rank, of_rank in steps.items()},
         [line for line in lines[0] if "figure" in line],
         next((line["facts"] for line in lines[0] if "facts" in line), {}),
         results,

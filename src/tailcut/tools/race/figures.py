@@ -31,7 +31,8 @@ def figures_of(outcome: Outcome) -> dict[str, Any]:
         stored |= {name: _quantile(times_s, share) for name, share in QUANTILES.items()}
     if results := outcome.results:
         stored["figure"] = results[0]["figure"]
-        stored["replicas_equal"] = len({result["parameters"] for result in results.values()}) == 1
+        if "parameters" in results[0]:
+            stored["replicas_equal"] = len({result["parameters"] for result in results.values()}) == 1
         stored |= {name: results[0][name] for name in ("stats_text",) if name in results[0]}
         if "stats" in results[0]:
             stored["epsilon"] = results[0]["stats"]["epsilon"]

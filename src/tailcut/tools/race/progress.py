@@ -1,11 +1,8 @@
-"""What a rank says while it runs: lines of JSON at the end of a file, one file for each rank.
+"""What a rank says while it runs: lines of JSON at the end of RANK.jsonl, and at the end RANK.json.
 
-Every line has ``step`` and ``at_s``, which is the rank's own time since its first timed step. A step has
-``step_s`` and ``loss`` too, and with tailcut ``ops_s``. An evaluation, which only rank 0 does, has
-``figure``, and with tailcut ``spent`` (ε) and ``lost_frac``. The first line of rank 0 has the workload's
-``facts`` instead. At the end RANK.json has ``parameters`` (a fingerprint), rank 0's has ``figure``, and with
-tailcut there are ``stats``, ``config`` and ``links``: by source, what was to come to this rank and what was
-late.
+Lines have ``step`` and ``at_s``, the rank's own time since its first timed step. A step has ``step_s``,
+``loss`` and with tailcut ``ops_s``. An evaluation, by rank 0 only, has ``figure`` and with tailcut ``spent``
+(ε) and ``lost_frac``. The first line of rank 0 has the workload's ``facts`` instead.
 """
 
 from __future__ import annotations

@@ -72,6 +72,9 @@ def spent(racer: Racer) -> dict[str, float]:
 
 
 def result_of(racer: Racer, order: dict[str, Any], rank: int) -> dict[str, Any]:
+    """What RANK.json holds: ``parameters``, a fingerprint of the replica after all were made equal; rank 0's
+    ``figure``; with tailcut ``stats``, ``config`` and ``links``: by source, what was to come and what was late.
+    """
     result: dict[str, Any] = {}
     if stats := racer.stats():
         result |= {"stats": stats.to_dict(), "stats_text": str(stats), "links": racer.links}
@@ -80,7 +83,7 @@ def result_of(racer: Racer, order: dict[str, Any], rank: int) -> dict[str, Any]:
     if order["all_live"]:  # what follows waits for every rank
         racer.make_equal()
         racer.barrier()
-    result["parameters"] = racer.fingerprint()
+        result["parameters"] = racer.fingerprint()
     racer.close()
     if rank == 0:
         result["figure"] = racer.evaluate(whole=True)
