@@ -72,10 +72,8 @@ def spent(racer: Racer) -> dict[str, float]:
 
 
 def result_of(racer: Racer, order: dict[str, Any], rank: int) -> dict[str, Any]:
-    """What RANK.json holds: ``parameters``, a fingerprint of the replica after all were made equal; rank 0's
-    ``figure``; with tailcut ``stats``, ``config``, and ``links``: by source, what was to come and what was not in
-    time.
-    """
+    """What RANK.json holds: a fingerprint of the replica after all were made equal, rank 0's figure, and of
+    tailcut its stats, its configuration and its links: by source, what was to come and what was late."""
     result: dict[str, Any] = {}
     if stats := racer.stats():
         result |= {"stats": stats.to_dict(), "stats_text": str(stats), "links": racer.links}
