@@ -56,13 +56,17 @@ def of_side(cells: Sequence[Cell], side: str) -> list[Cell]:
 
 
 def best_plain(cells: Sequence[Cell], target: float) -> str | None:
-    """Which of the plain sides has the least median time to the target. Cells are of one scenario."""
+    """Which of the plain sides has the least median time to the target, or, if none gets there, the shortest
+    steps. Cells are of one scenario."""
 
-    def middle(side: str) -> float:
-        return median(time_s(cell, target) for cell in of_side(cells, side))
+    def rank(side: str) -> tuple[float, float]:
+        own = of_side(cells, side)
+        return median(time_s(cell, target) for cell in own), median(
+            cell.get("p50_s", math.inf) for cell in own
+        )
 
     there = [side for side in PLAIN if of_side(cells, side)]
-    return min(there, key=middle, default=None)
+    return min(there, key=rank, default=None)
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,12 @@ class Ratio:
     spread: Spread
     at_least: bool
     """Whether the other did not get there in some pair: then its cell's length counts instead."""
+    stopped: bool
+    """Whether the other died or hung before it got there, in every pair."""
 
     def text(self) -> str:
+        if self.stopped:
+            return "it stopped"
         return ("≥ " if self.at_least else "") + self.spread.text(2, " ×")
 
 
@@ -81,16 +89,17 @@ def ratio(cells: Sequence[Cell], side: str, other: str | None, target: float) ->
     """None if the side did not reach the target with every seed, or there are no pairs."""
     others = {cell["seed"]: cell for cell in of_side(cells, other)} if other else {}
     pairs = [(cell, others[cell["seed"]]) for cell in of_side(cells, side) if cell["seed"] in others]
-    values, at_least = [], False
+    values, at_least, stopped = [], False, True
     for own, its in pairs:
         own_s, its_s = time_s(own, target), time_s(its, target)
         if not math.isfinite(own_s):
             return None
         at_least |= not math.isfinite(its_s)
+        stopped &= not math.isfinite(its_s) and bool(its["failed"])
         longest_s = max(its["lasted_s"], own["lasted_s"])
         values.append((its_s if math.isfinite(its_s) else longest_s) / own_s)
     spread = Spread.of(values)
-    return Ratio(spread, at_least) if spread else None
+    return Ratio(spread, at_least, stopped) if spread else None
 
 
 def spread(cells: Sequence[Cell], figure: Callable[[Cell], float | None]) -> Spread | None:

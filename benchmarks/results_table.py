@@ -17,7 +17,8 @@ NOTES = f"""\
 Median over seeds, and (least–most). p50 and p99 are over the steps of all ranks. Best plain: of
 {", ".join(PLAIN)}, the one with the least median time to the target in the scenario; best plain/side is its
 time to the target over the side's with the same seed, so above 1 the side is sooner. ≥: the other did not
-get there. At the end: the figure of the whole test set after the last step."""
+get there in its time. It stopped: the other died or hung before. At the end: the figure of the whole test
+set after the last step."""
 
 
 def table(cells: Sequence[Cell], target: float | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,8 @@ GRACE_S = 5.0
 """After a rank has failed, the others have this long to end."""
 LOOK_S = 0.02
 REASON_CHARACTERS = 200
+_PLACES = re.compile(r"\[[^\]]*\]:? ?")
+"""Where in torch's sources something was raised, and by which rank; the rest says what."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +175,9 @@ def _failure(processes: list[Process], place: Place, directory: Path) -> str | N
     for rank, process in enumerate(processes):
         if process.poll() and rank not in place.killed:
             said = _log_of(rank, directory).read_text(errors="replace").splitlines()
-            reason = next((line for line in reversed(said) if "Error" in line), "it gives no reason")
-            return f"rank {rank} ended with {process.returncode}: {reason[:REASON_CHARACTERS]}"
+            line = next((line for line in reversed(said) if "Error" in line), "it gives no reason")
+            reason = _PLACES.sub("", line)[:REASON_CHARACTERS]
+            return f"rank {rank} ended with {process.returncode}: {reason}"
     return None
 
 
