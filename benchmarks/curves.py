@@ -30,11 +30,9 @@ from tailcut.tools.sim import plot
 from tailcut.tools.testbed import load_scenario
 from tailcut.tools.testbed.privilege import become_root_of_a_namespace
 
-CUT_SHARES = (0.001, 0.003, 0.01, 0.03, 0.1)
 CUT_PLANES = 4
 LATE = ("carry", "discard")
 WAIT_ALL_S = 60.0
-TRIM_SHARES = (0.0, 0.2, 0.4, 0.6, 0.8)
 TRIM_PLANES = (16, 4)
 TRIM_BYTES = 256
 
@@ -74,7 +72,7 @@ def cut(options: argparse.Namespace, runner: Runner) -> None:
     for seed in range(options.seeds):
         base = runner.cell("wait for all", scenario, {**fixed, "deadline_s": WAIT_ALL_S}, seed)
         waited.append(base)
-        for share in CUT_SHARES:
+        for share in options.shares:
             deadline_s = float(np.quantile(base["ops_s"], 1 - share))
             for late in LATE:
                 config = {**fixed, "deadline_s": deadline_s, "late": late}
@@ -83,7 +81,7 @@ def cut(options: argparse.Namespace, runner: Runner) -> None:
                     points[late].append((share, base["lasted_s"] / stored["lasted_s"], stored["figure"]))
     draw_cut(points, fmean(stored["figure"] for stored in waited), options.plot)
     for late, values in points.items():
-        for share in CUT_SHARES:
+        for share in options.shares:
             own = [value for value in values if value[0] == share]
             if own:
                 sooner, figure = (fmean(value[i] for value in own) for i in (1, 2))
@@ -117,7 +115,7 @@ def trim(options: argparse.Namespace, runner: Runner) -> None:
     clean = load_scenario("clean")
     points: dict[int, dict[float, list[float]]] = {planes: {} for planes in TRIM_PLANES}
     for seed in range(options.seeds):
-        for share in TRIM_SHARES:
+        for share in options.shares:
             switch = replace(clean.switch, trim_frac=share)
             scenario = replace(clean, name=f"trim {share:g}", switch=switch)
             for planes in TRIM_PLANES:
@@ -138,6 +136,7 @@ def trim(options: argparse.Namespace, runner: Runner) -> None:
 
 
 CURVES = {"cut": cut, "trim": trim}
+SHARES = {"cut": (0.001, 0.003, 0.01, 0.03, 0.1), "trim": (0.0, 0.2, 0.4, 0.6, 0.8)}
 
 
 def main() -> None:
@@ -146,10 +145,13 @@ def main() -> None:
     add("curve", choices=CURVES)
     add("--steps", type=int, default=300, help="of each cell (default: 300)")
     add("--seeds", type=int, default=3)
+    add("--shares", help="separated by commas (default: 0.001 to 0.1, or 0 to 0.8)")
     add("--data", help="directory of Fashion-MNIST; none: digits (default: $TAILCUT_DATA)")
     add("--json", type=Path, metavar="FILE", help="where cells are kept (default: CURVE.json)")
     add("--plot", type=Path, metavar="FILE", help="(default: docs/CURVE.svg)")
     options = parser.parse_args()
+    shares = options.shares.split(",") if options.shares else SHARES[options.curve]
+    options.shares = tuple(map(float, shares))
     options.json = options.json or Path(f"{options.curve}.json")
     options.plot = options.plot or ROOT / "docs" / f"{options.curve}.svg"
     try:

@@ -105,6 +105,11 @@ def test_a_file_and_overrides(tmp_path):
         (f"{SOME_BURSTS}burst_bytes = 1000\n[tail]\nratio = 2", "bursts and tail exclude each other"),
         ("[tail]\nratio = 12", "a burst is [0-9]+ bytes .* raise that"),
         ("[neighbours]\nflow_bytes = 0\ngap_mean_s = 1", "flow_bytes = 0 must be above 0"),
+        ("[jobs]\ncount = 0\nop_bytes = 1\ngap_mean_s = 1", "count = 0 must be above 0"),
+        (
+            "[jobs]\ncount = 1\nop_bytes = 1\ngap_mean_s = 1\n[neighbours]\nflow_bytes = 1\ngap_mean_s = 1",
+            "neighbours and jobs exclude each other",
+        ),
         ("[[hangs]]\nhost = 0\nat_s = 1\nfor_s = 0", "for_s = 0 must be above 0"),
         ("[[kills]]\nhost = 4\nat_s = 1", "names host 4; the hosts are 0 to 3"),
         ("[[freezes]]\nhost = 0\nat_s = -1\nfor_s = 1", "must not be negative"),
