@@ -32,7 +32,7 @@ from tailcut.tools.testbed import HostScenario, Testbed, load_scenario
 from tailcut.tools.testbed.privilege import become_root_of_a_namespace
 
 GRADIENTS = 1_590_000
-"""Of the CNN of ddp_training.py."""
+"""Of the workload cnn."""
 WAIT_ALL_S = 60.0
 """The deadline of ops that wait for everything."""
 START_S = 1.0

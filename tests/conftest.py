@@ -19,7 +19,6 @@ SLOW_MODULES = {
     "test_bench",
     "test_budget_rounds",
     "test_cli",
-    "test_ddp_testbed",
     "test_demo",
     "test_doctor",
     "test_examples",
@@ -28,9 +27,12 @@ SLOW_MODULES = {
     "test_pacing",
     "test_policy_planes",
     "test_processes",
+    "test_race",
     "test_sim_scenarios",
     "test_testbed",
+    "test_time_to_accuracy",
     "test_trimming",
+    "test_workloads",
 }
 """Modules that ``--fast`` leaves out. They start processes, build networks, train, or simulate for long."""
 

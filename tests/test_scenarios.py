@@ -18,8 +18,8 @@ from tailcut.tools.testbed import HostScenario, load_scenario, parse_scenario, s
 from tailcut.tools.testbed.bursts import burst_times
 from tailcut.tools.testbed.faults import Event, schedule
 from tailcut.tools.testbed.neighbours import gaps_s
-from tailcut.tools.testbed.testbed import burst_order, neighbour_orders
-from tailcut.tools.testbed.topology import site, switch_ports
+from tailcut.tools.testbed.testbed import burst_order, job_orders, neighbour_orders
+from tailcut.tools.testbed.topology import neighbour_address, site, switch_ports
 from tailcut.tools.testbed.virtual_queue import VirtualQueue
 from tests.tables import rows
 
@@ -76,13 +76,30 @@ def test_a_tail_of_k_is_bursts_of_k_minus_1_megabytes_about_once_a_second(name: 
 def test_neighbours_have_the_same_flows_and_pauses(name: str) -> None:
     scenario = load_scenario(name)
     orders, flows = neighbour_orders(scenario), simulated(scenario).network.neighbours
-    assert bool(orders) == (flows is not None)
-    if flows:
+    assert bool(orders) == (flows is not None and scenario.jobs is None)
+    if orders:
+        assert flows
         assert {order["flow_bytes"] for order in orders} == {flows.flow_bytes}
         assert {order["gap_mean_s"] for order in orders} == {flows.gap_mean_s}
         assert sorted(order["port"] for order in orders) == list(range(scenario.hosts))
         drawn = list(islice(gaps_s(0, 0, flows.gap_mean_s), 2000))
         assert sum(drawn) / len(drawn) == pytest.approx(flows.gap_mean_s, rel=0.05)
+
+
+@pytest.mark.parametrize(("name", "jobs_at_port"), [("jobs-4", 2), ("jobs-16", 8)])
+def test_jobs_are_flows_as_many_as_begin_at_a_port(name: str, jobs_at_port: int) -> None:
+    scenario = load_scenario(name)
+    jobs, flows = scenario.jobs, simulated(scenario).network.neighbours
+    assert jobs
+    assert flows
+    assert (flows.flow_bytes, flows.gap_mean_s) == (jobs.op_bytes, jobs.gap_mean_s / jobs_at_port)
+    ends = [host for pair in jobs.pairs(scenario.hosts) for host in pair]
+    assert [ends.count(host) for host in range(scenario.hosts)] == [jobs_at_port] * scenario.hosts
+    orders = job_orders(scenario)
+    for job, (first, last) in enumerate(jobs.pairs(scenario.hosts)):
+        assert first != last
+        assert job in orders[first]["serves"]
+        assert (job, neighbour_address(first)) in orders[last]["joins"]
 
 
 @ALL

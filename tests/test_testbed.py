@@ -29,6 +29,7 @@ from tailcut.tools.testbed.scenario import (
     BurstyLoss,
     HostFreeze,
     HostHang,
+    Jobs,
     Kill,
     LinkDown,
     Neighbours,
@@ -460,6 +461,19 @@ def test_neighbours_send_over_every_port_and_stop():
         assert all(c.bytes < 10_000 for c in testbed.counters())
         testbed.begin_background()
         while not all(c.bytes > 5 * neighbours.flow_bytes for c in testbed.counters()):
+            pass
+        assert all(ip_packets_received(testbed, host) < 50 for host in (0, 1))  # not the host's
+        testbed.end_background()
+        for host in (0, 1):
+            words = ["ip", "netns", "pids", testbed.record.neighbour(host)]
+            assert subprocess.run(words, check=True, capture_output=True).stdout == b""
+
+
+def test_jobs_average_again_and_again_and_stop():
+    jobs = Jobs(count=2, op_bytes=200_000, gap_mean_s=0.02)
+    with Bed.up(replace(scenario(), jobs=jobs)) as testbed:
+        testbed.begin_background()
+        while not all(c.bytes > 5 * jobs.count * jobs.op_bytes for c in testbed.counters()):
             pass
         assert all(ip_packets_received(testbed, host) < 50 for host in (0, 1))  # not the host's
         testbed.end_background()

@@ -24,7 +24,7 @@ from tailcut.simulation.network import (
 )
 from tailcut.tools.testbed import HostScenario
 from tailcut.tools.testbed.faults import freeze_times_s
-from tailcut.tools.testbed.scenario import BURST_SPEED, ETHERNET_BYTES, HEADERS_BYTES
+from tailcut.tools.testbed.scenario import BURST_SPEED, ETHERNET_BYTES, HEADERS_BYTES, Neighbours
 from tailcut.tools.testbed.topology import switch_ports
 
 IP_BYTES = 20
@@ -121,7 +121,11 @@ def _bursts(scenario: HostScenario, cores: int) -> Bursts | None:
 
 
 def _neighbours(scenario: HostScenario) -> NeighbourFlows | None:
-    neighbours = scenario.neighbours
+    neighbours, jobs = scenario.neighbours, scenario.jobs
+    if jobs is not None:
+        # One flow after the other, as often as ops of all jobs at a port together begin.
+        jobs_at_port = 2 * jobs.count / scenario.hosts
+        neighbours = Neighbours(flow_bytes=jobs.op_bytes, gap_mean_s=jobs.gap_mean_s / jobs_at_port)
     if neighbours is None:
         return None
     return NeighbourFlows(

@@ -246,6 +246,26 @@ class Neighbours(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Jobs(_Checked):
+    """Other people's jobs: each averages a vector between two hosts over TCP, again and again."""
+
+    count: int
+    """How many there are. They take the pairs of hosts in turn, the nearest first."""
+    op_bytes: int
+    """The vector of a job. Both of its hosts send so much, half of it in each of two stages."""
+    gap_mean_s: float
+    """The mean of the exponential pause from one op of a job to its next."""
+
+    def _check(self) -> None:
+        self._positive("count", "op_bytes", "gap_mean_s")
+
+    def pairs(self, hosts: int) -> list[tuple[int, int]]:
+        """The hosts of each job."""
+        firsts = [(job % hosts, 1 + job // hosts % (hosts - 1)) for job in range(self.count)]
+        return [(first, (first + apart) % hosts) for first, apart in firsts]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Wan(_Checked):
     """There are two sites. The second half of the hosts is behind a thin link with a base delay."""
 
@@ -327,6 +347,7 @@ class HostScenario(_Checked):
     bursts: Bursts | None = None
     tail: Tail | None = None
     neighbours: Neighbours | None = None
+    jobs: Jobs | None = None
     wan: Wan | None = None
     freezes: tuple[HostFreeze, ...] = ()
     hangs: tuple[HostHang, ...] = ()
@@ -338,6 +359,8 @@ class HostScenario(_Checked):
             raise ConfigError(f"hosts = {self.hosts} must be between 2 and 64")
         if self.bursts and self.tail:
             raise ConfigError("bursts and tail exclude each other: a tail is made of bursts of its own")
+        if self.neighbours and self.jobs:
+            raise ConfigError("neighbours and jobs exclude each other: take one of them out")
         if self.background and self.wan:
             name = "tail" if self.tail else "bursts"
             raise ConfigError(f"{name} and wan exclude each other: bursts come from the first site only")
@@ -364,6 +387,11 @@ class HostScenario(_Checked):
     def background(self) -> Bursts | None:
         """The bursts of other people's traffic, whichever table asks for them."""
         return self.tail.bursts if self.tail else self.bursts
+
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether somebody else is behind every port."""
+        return self.neighbours is not None or self.jobs is not None
 
     @property
     def faults(self) -> tuple[Fault, ...]:

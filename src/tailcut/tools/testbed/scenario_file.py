@@ -15,6 +15,7 @@ from tailcut.tools.testbed.scenario import (
     HostFreeze,
     HostHang,
     HostScenario,
+    Jobs,
     Kill,
     LinkDown,
     Neighbours,
@@ -34,6 +35,7 @@ _TABLES: dict[str, type] = {
     "bursts": Bursts,
     "tail": Tail,
     "neighbours": Neighbours,
+    "jobs": Jobs,
     "wan": Wan,
 }
 _LISTS: dict[str, type] = {

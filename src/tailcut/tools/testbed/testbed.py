@@ -143,6 +143,9 @@ class Testbed:
         for sender, order in enumerate(neighbour_orders(self.scenario)):
             agent = self.spawn_agent(self.record.neighbour(sender), "neighbours", json.dumps(order))
             self._background.append(agent)
+        for host, order in enumerate(job_orders(self.scenario)):
+            agent = self.spawn_agent(self.record.neighbour(host), "jobs", json.dumps(order))
+            self._background.append(agent)
 
     def end_background(self) -> None:
         """Stop the background traffic. What is in the queues of the switch still leaves."""
@@ -272,6 +275,25 @@ def neighbour_orders(scenario: HostScenario) -> list[dict[str, Any]]:
         }
         for port in (*ports[1:], 0)
         if neighbours
+    ]
+
+
+def job_orders(scenario: HostScenario) -> list[dict[str, Any]]:
+    """Return what the neighbours of each host are told of the jobs that they are part of."""
+    if (jobs := scenario.jobs) is None:
+        return []
+    pairs = list(enumerate(jobs.pairs(scenario.hosts)))
+    return [
+        {
+            "serves": [job for job, (first, _) in pairs if first == host],
+            "joins": [
+                (job, topology.neighbour_address(first)) for job, (first, last) in pairs if last == host
+            ],
+            "op_bytes": jobs.op_bytes,
+            "gap_mean_s": jobs.gap_mean_s,
+            "seed": scenario.seed,
+        }
+        for host in range(scenario.hosts)
     ]
 
 

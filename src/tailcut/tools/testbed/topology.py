@@ -98,7 +98,7 @@ def build(scenario: HostScenario, record: Record, *, forwarded: bool, virtual: C
     """
     hosts = range(scenario.hosts)
     namespaces = [record.switch, record.background, *(record.host(i) for i in hosts)]
-    namespaces += [record.neighbour(i) for i in hosts if scenario.neighbours]
+    namespaces += [record.neighbour(i) for i in hosts if scenario.has_neighbours]
     system.batch("ip", [f"netns add {name}" for name in namespaces])
     system.batch("ip", _switch_lines(scenario, record, forwarded), record.switch)
     shapers = [_shaper_lines(port, port.name in virtual) for port in switch_ports(scenario)]
@@ -191,7 +191,7 @@ def _set_up_hosts(scenario: HostScenario, record: Record) -> None:
     work: list[tuple[str, list[str], list[str]]] = [(record.switch, [], ["switch"])]
     work += [(name, lines, [*programs, uplink]) for name, lines, uplink in hosts]
     work += [(record.background, _background_lines(scenario), [*programs, ""])]
-    if scenario.neighbours:
+    if scenario.has_neighbours:
         _add_neighbours(scenario, record)
         work += [(record.neighbour(i), _neighbour_lines(i), [*programs, ""]) for i in range(scenario.hosts)]
     running = []
