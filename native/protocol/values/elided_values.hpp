@@ -62,10 +62,7 @@ public:
     void save() override {}
     void take_over(std::span<const Run>, float*) const override {}
     void hand_back(bool) override {}
-    void compact(Block smaller) override {
-        memory_ = std::move(smaller);
-        compacted_ = true;
-    }
+    bool compact() override;
     bool compacted() const override { return compacted_; }
     bool pooled() const override { return memory_.pooled(); }
     void leave_pool() override { memory_.leave_pool(); }
@@ -78,7 +75,6 @@ protected:
     const Plan plan_;
     const Rank shard_;
 
-private:
     Block memory_;
     bool compacted_;  // true from the beginning if there is nothing but the mean
 };
@@ -95,7 +91,8 @@ public:
         return false;
     }
     std::uint32_t packet(Destination to, const Run& run, Outgoing& out) const override;
-    std::size_t mean_floats() const override { return plan_.layout.shard_stride(); }
+    void hand_back(bool needed) override;
+    std::size_t mean_floats() const override { return memory_ ? plan_.layout.shard_stride() : 0; }
 
 protected:
     void cut(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
