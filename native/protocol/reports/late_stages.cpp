@@ -25,7 +25,7 @@ void LateStages::note_cut(const OpReport& report, const Op& op, wire::Stage stag
     const bool scatter = stage == wire::Stage::kScatter;
     const StageReport& ended = scatter ? report.scatter : report.gather;
     if (ended.ended_by == Ending::kAll || !ended.began) return;
-    Cut cut{report.seq, stage, op.layout(), report.entered_at + *ended.began, 0, {}};
+    Cut cut{report.seq, stage, op.bucket(), op.layout(), report.entered_at + *ended.began, 0, {}};
     for (Rank rank = 0; rank < ranks_; ++rank) {
         const LinkReport& link = report.links[rank];
         const std::uint32_t missing =
@@ -39,7 +39,7 @@ void LateStages::note_cut(const OpReport& report, const Op& op, wire::Stage stag
 
 void LateStages::note_packet(Time now, const wire::Header& header, std::size_t payload_bytes) {
     const auto cut = std::find_if(cuts_.begin(), cuts_.end(), [&](const Cut& c) {
-        return c.seq == header.seq && c.stage == header.stage() && c.layout.bucket_len == header.bucket_len;
+        return c.seq == header.seq && c.stage == header.stage() && c.bucket == bucket_of(header);
     });
     const bool gather = header.stage() == wire::Stage::kGather;
     if (cut == cuts_.end() || cut->missing <= 0 || (header.empty() && !gather)) return;

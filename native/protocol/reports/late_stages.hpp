@@ -28,6 +28,7 @@ private:
     struct Cut {
         Seq seq;
         wire::Stage stage;
+        BucketId bucket;  // an op that was void had another one, which was cut otherwise
         Layout layout;
         Time from;
         std::int64_t missing;  // coordinates still missing
