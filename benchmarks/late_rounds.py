@@ -16,7 +16,7 @@ import numpy as np
 from replicas import LOSS_EVERY, OP_S, Outcome, Training, means_late, one_op_late, ops_late
 from rounds import Doubles, crossing
 
-from tailcut.epsilon import STALE_SHARE
+from tailcut.epsilon import STALE_CONTRIBUTION, STALE_MEAN
 
 LRS = (0.03, 0.05)
 TARGETS = range(60, 161, 10)
@@ -39,9 +39,10 @@ KINDS: dict[str, Callable[..., Training]] = {
 }
 
 
-def lost_epsilon(outcomes: list[Outcome]) -> float:
+def lost_epsilon(kind: str, outcomes: list[Outcome]) -> float:
     """ε if all that did not come in time were lost."""
-    return float(np.mean([run.epsilon.lost + run.epsilon.late / STALE_SHARE for run in outcomes]))
+    share = STALE_MEAN if kind.startswith("means") else STALE_CONTRIBUTION
+    return float(np.mean([run.epsilon.lost + run.epsilon.late / share for run in outcomes]))
 
 
 def ratios(outcomes: list[Outcome], clean: list[Outcome]) -> Doubles:
@@ -77,7 +78,7 @@ def main() -> None:
         clean = [replace(one_op_late(0.0, seed=seed), lr=lr).run() for seed in seeds]
         for name, kind in KINDS.items():
             outcomes = [replace(kind(seed=seed, late=arguments.late), lr=lr).run() for seed in seeds]
-            epsilon, found = lost_epsilon(outcomes), ratios(outcomes, clean)
+            epsilon, found = lost_epsilon(name, outcomes), ratios(outcomes, clean)
             contributions = np.mean([run.late_contributions for run in outcomes])
             means = np.mean([run.late_means for run in outcomes])
             print(f"{lr:<6}{name:<24}{contributions:>9.1%}{means:>9.1%}{epsilon:>11.3f}", end="")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tailcut import Freeze, Report, Scenario, Simulation, simulate
+from tailcut.policy.steering import LEAST_WAIT_S
 from tailcut.simulation.network import RateChange
 from tailcut.simulation.scenario import Hang
 from tests import oracle
@@ -103,7 +104,9 @@ def test_a_rank_that_comes_back_is_awaited_again_as_soon_as_it_is_on_time() -> N
     assert all(link.awaited and not link.scatter.missing for link in links[-10:])
 
 
-def test_a_rank_that_evaluates_every_so_often_costs_two_bounds_each_time_and_lengthens_none() -> None:
+def test_a_rank_that_evaluates_every_so_often_costs_two_short_waits_each_time_and_lengthens_no_bound() -> (
+    None
+):
     compute_s = np.full((OPS, 4), COMPUTE_S)
     compute_s[AFTER::30, 0] = 0.5
     compute_s[AFTER + 1 :, 0] = np.where(compute_s[AFTER + 1 :, 0] == COMPUTE_S, 0.0005, 0.5)
@@ -114,8 +117,36 @@ def test_a_rank_that_evaluates_every_so_often_costs_two_bounds_each_time_and_len
     slow = times_s(reports)[AFTER:] > 1.05 * usual_s
     evaluations = len(range(AFTER, OPS, 30))
     assert slow.sum() <= 2 * evaluations
-    cut = [report.scatter.took_s or 0.0 for report in reports if report.scatter.ended_by == "bound"]
-    assert max(cut) <= 0.06
+    left = [report.scatter.took_s or 0.0 for report in reports if report.scatter.ended_by == "absent"]
+    assert max(left) <= usual_s + 1.01 * LEAST_WAIT_S
+    assert not any(report.scatter.ended_by == "bound" for report in reports)
+
+
+def test_a_rank_that_is_slower_from_the_first_op_on_is_not_waited_for() -> None:
+    """By half of a step. Its contributions are late, and as much of the budget as there is goes into that."""
+    compute_s = np.full((OPS, 4), 10 * COMPUTE_S)
+    usual_s = np.median(times_s(run(4, compute_s=compute_s).reports(0)))
+    compute_s[:, 3] *= 1.5
+    reports = run(4, compute_s=compute_s, budget=0.5).reports(0)[AFTER:]
+    assert np.median(times_s(reports)) <= usual_s + 0.3 * 10 * COMPUTE_S
+    within = run(4, compute_s=compute_s, budget=0.01).reports(0)[AFTER:]
+    assert np.mean([report.epsilon.late for report in within]) <= 0.01
+
+
+def test_where_nothing_is_carried_a_rank_that_has_not_entered_is_waited_for_until_the_bound() -> None:
+    compute_s = np.full((OPS, 4), COMPUTE_S)
+    compute_s[AFTER::30, 0] = 0.5
+    for more in ({"buckets": 0}, {"late": "discard"}):
+        reports = run(4, compute_s=compute_s, **more).reports(1)
+        assert not any(report.scatter.ended_by == "absent" for report in reports)
+
+
+def test_a_rank_that_has_entered_is_waited_for_until_the_bound() -> None:
+    """Its link is slow for one op, and what it sends is on its way."""
+    simulation = run(
+        4, rate_changes=[RateChange(FROM_S, 3, 0.05, 1.0), RateChange(FROM_S + 0.02, 3, 1.0, 1.0)]
+    )
+    assert not any(report.scatter.ended_by == "absent" for report in simulation.reports(0))
 
 
 def test_a_rank_twice_as_slow_holds_nobody_up() -> None:
@@ -125,7 +156,8 @@ def test_a_rank_twice_as_slow_holds_nobody_up() -> None:
     compute_s[AFTER:, 3] *= 2
     reports = without(3, run(4, compute_s=compute_s).reports(0))
     assert len(reports) > 50
-    assert times_s(reports[2:]).max() <= 1.05 * usual_s
+    assert np.median(times_s(reports[2:])) <= 1.05 * usual_s
+    assert times_s(reports[2:]).max() <= 1.15 * usual_s  # one in which late contributions came
 
 
 def test_a_contribution_within_the_bound_counts_also_after_an_early_close() -> None:
@@ -133,11 +165,13 @@ def test_a_contribution_within_the_bound_counts_also_after_an_early_close() -> N
     compute_s = np.full((OPS, 4), COMPUTE_S)
     compute_s[60, 3] = 0.5
     compute_s[61:, 3] = 0.0005
-    compute_s[96, 3] = 0.03  # it has just caught up
     links = [report.links[3] for report in run(4, compute_s=compute_s).reports(0)]
-    assert not links[96].awaited
-    assert links[96].scatter.missing == links[96].scatter.coords
-    assert links[98].awaited
+    back = next(op for op in range(63, OPS) if links[op].entered_s is not None)
+    compute_s[back, 3] = 0.03  # it has just caught up
+    links = [report.links[3] for report in run(4, compute_s=compute_s).reports(0)]
+    assert not links[back].awaited
+    assert links[back].scatter.missing == links[back].scatter.coords
+    assert links[back + 2].awaited
 
 
 def test_if_most_ranks_are_late_it_is_the_network_and_all_that_entered_are_awaited() -> None:

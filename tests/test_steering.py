@@ -274,7 +274,8 @@ def test_bounds_are_positive_ordered_and_within_the_deadline_whatever_comes(ops)
         assert len(judged.verdicts) == ranks
         for size in (0, 1, 1000, 1 << 25):
             bounds = pilot.bounds(size)
-            assert all(0 < bound_s <= DEADLINE_S for bound_s in bounds)
+            assert all(0 < bound_s <= DEADLINE_S for bound_s in bounds[:-1])
+            assert 0 <= bounds.absent_s <= bounds.scatter_s
             assert bounds.scatter_s <= bounds.scatter_cap_s
             assert bounds.scatter_grace_s <= bounds.scatter_s
             assert bounds.gather_grace_s <= bounds.gather_s

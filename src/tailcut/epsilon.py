@@ -17,9 +17,9 @@ SHARED_ERROR = (0.53, 0.21, 0.116, 0.07, 0.042)
 errors correlate by this value times ρ³. From the Hermite series of the code's cells, at ρ = 0.9. With more
 planes there is no such correlation."""
 
-STALE_SHARE = 0.5
-"""What is late and carried costs at most this share of the rounds that it would cost if it were lost. It is
-the upper end of what benchmarks/late_rounds.py measures (docs/budget.md)."""
+STALE_CONTRIBUTION, STALE_MEAN = 0.2, 0.35
+"""What is late and carried costs this share of the rounds that it would cost if it were lost: the worst that
+benchmarks/late_rounds.py measures (docs/budget.md)."""
 
 LEAST_MEAN = 0.02
 """The mean's energy without its error is at least this share of what was measured; below that, all is
@@ -42,7 +42,7 @@ class Epsilon(NamedTuple):
     """Caused by what did not come in time and is not carried."""
     late: float = 0.0
     """Caused by what did not come in time and enters a later op of the bucket (docs/late.md). Of its energy
-    STALE_SHARE counts."""
+    a measured share counts."""
     absent: float = 0.0
     """Caused by ranks that were not there to contribute. That is a smaller batch and not part of
     ``total``."""
@@ -89,8 +89,10 @@ def quality_of(
     time enters a later op, except for the share ``gone_frac`` of the means, whose owners are gone."""
 
     def untimely(contributions: float, means: float) -> dict[str, float]:
-        follows = contributions + (1 - gone_frac) * means if carried else 0.0
-        return {"lost": contributions + means - follows, "late": STALE_SHARE * follows}
+        if not carried:
+            return {"lost": contributions + means, "late": 0.0}
+        follows = (1 - gone_frac) * means
+        return {"lost": means - follows, "late": STALE_CONTRIBUTION * contributions + STALE_MEAN * follows}
 
     e = energies
     coded = e.planes or e.mean_quantized or e.void_coords or e.unseen_coords

@@ -63,7 +63,8 @@ public:
         if (seq >= known.full_from) return false;
         std::uint64_t needed = 0;
         for (Seq at = entered; at <= seq; ++at) needed += (std::uint64_t{length_of(at)} + 16) * sizeof(float);
-        const std::uint64_t ways = std::uint64_t{2} * settings_.shape.ranks * links_[rank].settings.window_bytes;
+        const std::uint64_t ways =
+            std::uint64_t{2} * settings_.shape.ranks * links_[rank].settings.window_bytes;
         const bool fits = 2 * needed <= links_[rank].settings.pool_bytes &&
                           (!lags || seq - entered < kNextOps || needed <= ways);
         (fits ? known.fits_below : known.full_from) = fits ? seq + 1 : seq;
