@@ -16,7 +16,7 @@ from tailcut.report import Report, size_of
 from tailcut.stats import ON_TIME_STANDING, OpBounds, Standing
 
 ABSENT_BUDGET = 0.5
-"""Ranks that have not entered are left out early while what is late costs at most this share of the budget."""
+"""Ranks that have not entered are left out early while what is late costs no more of the budget than this."""
 
 COLUMN_SHARE = 0.25
 """The deadline of a column's op, as a share of the deadline. Its bytes are few. What is left after SCATTER in
