@@ -23,6 +23,7 @@ from typing import Any
 
 from results_book import Book, Stored
 from results_page import page
+from results_picture import draw
 from results_table import differences, summary, table
 
 from tailcut import ConfigError, TailcutError
@@ -77,6 +78,12 @@ def parse_options() -> argparse.Namespace:
     add("--json", type=Path, nargs="+", metavar="FILE", default=[Path("time_to_accuracy.json")])
     add("--again", action="store_true", help="run the cells that the file has as well")
     add("--report", type=Path, metavar="FILE.md", help="run nothing: make this page from the JSON files")
+    add(
+        "--picture",
+        type=Path,
+        metavar="FILE.svg",
+        help="with --report: accuracy against time, first scenario",
+    )
     return parser.parse_args()
 
 
@@ -197,6 +204,8 @@ def checked_facts(course: Course) -> Any:
 def report(options: argparse.Namespace) -> None:
     books: list[Stored] = [Book.read(path) for path in options.json]
     options.report.write_text(page(books, options.target, [path.name for path in options.json]))
+    if options.picture:
+        draw(books[0]["cells"], options.scenarios.split(",")[0], options.picture)
 
 
 def commit() -> str | None:

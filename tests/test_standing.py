@@ -50,7 +50,7 @@ def test_a_stuck_rank_is_named_with_the_op_and_its_cost() -> None:
     assert 40 < standing.since_op < 60
     assert standing.for_s > 5.0
     assert standing.unused_ops > 60
-    assert 0.02 < standing.waited_s < 0.3  # two ops waited for it
+    assert 0.05 < standing.waited_s < 0.3  # two ops waited for it
     assert [other.name for other in pilots[0].standings[:3]] == ["on time"] * 3
 
 

@@ -29,9 +29,6 @@ ABSENT_SHARE = 1 / 4
 """Ranks that have not entered when all others have delivered are waited for this share of a step. One that
 evaluates is away for longer. Ranks whose steps vary by a tenth enter apart by a fifth of a step."""
 
-LEAST_WAIT_S = 0.010
-"""But at least this long: a busy host is late by milliseconds."""
-
 _CUT: tuple[Ending, ...] = ("bound", "deadline")
 
 PERIODS = 9
@@ -116,7 +113,10 @@ class Steering:
         """How long ranks are waited for that have not entered; 0: as long as others."""
         if not (self.hurried and self._step_s):
             return 0.0
-        return min(longest_s, max(LEAST_WAIT_S, ABSENT_SHARE * self._step_s))
+        least_s = (
+            LEAST_SHARE * self._longest.deadline_s
+        )  # of t_B too: a busy host enters late by milliseconds
+        return min(longest_s, max(least_s, ABSENT_SHARE * self._step_s))
 
     @property
     def known_bounds(self) -> dict[int, OpBounds]:
