@@ -1,4 +1,4 @@
-"""tailcut.tools.demo: a short script played on both sides, and the figures of made-up runs."""
+"""tailcut.tools.demo.freeze: a short script played on both sides, and the figures of made-up runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from tailcut import ConfigError, PeerError, Report
-from tailcut.tools import demo
-from tailcut.tools.demo import digits
-from tailcut.tools.demo.director import Director, Run, Story
-from tailcut.tools.demo.display import Glance, Log, Screen
-from tailcut.tools.demo.summary import Phase, cost_of, render
-from tailcut.tools.demo.worker import Board, Replica, Script, Step, work
+from tailcut.tools.demo import freeze
+from tailcut.tools.demo.display import Log, Screen
+from tailcut.tools.demo.freeze import digits
+from tailcut.tools.demo.freeze.director import Director, Run, Story
+from tailcut.tools.demo.freeze.rows import Glance, Rows
+from tailcut.tools.demo.freeze.summary import Phase, cost_of, render
+from tailcut.tools.demo.freeze.worker import Board, Replica, Script, Step, work
 from tailcut.tools.workers import Workers
 from tests.reports import links
 
@@ -46,7 +47,7 @@ def steps(*times_s: tuple[float, float], reports: dict[int, Report] | None = Non
 
 def test_both_sides_train_and_the_summary_says_what_the_freeze_cost():
     stream = io.StringIO()
-    story = demo.run(SHORT, stream)
+    story = freeze.run(SHORT, stream)
     for run in (story.tailcut, story.gloo):
         assert [replica.steps[-1].index + 1 for replica in run.replicas] == [SHORT.steps] * 3
         assert all(replica.steps[-1].loss < replica.steps[0].loss for replica in run.replicas)
@@ -104,7 +105,7 @@ def test_what_is_not_installed_is_named_with_the_remedy(missing, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(digits, "find_spec", lambda name: None if name == missing else found(name))
     with pytest.raises(ConfigError, match=r"pip install 'tailcut\[demo\]'"):
-        demo.run(SHORT, io.StringIO())
+        freeze.run(SHORT, io.StringIO())
 
 
 def test_digits_are_split_once_and_every_rank_draws_its_own(tmp_path):
@@ -123,17 +124,17 @@ def test_digits_are_split_once_and_every_rank_draws_its_own(tmp_path):
 
 def test_screen_redraws_in_place():
     stream = io.StringIO()
-    screen = Screen(stream)
-    screen.show(Glance("tailcut", 7, 100, 1.25, 0.012, "training"))
+    rows = Rows(Screen(stream))
+    rows.show(Glance("tailcut", 7, 100, 1.25, 0.012, "training"))
     first = stream.getvalue()
-    screen.show(Glance("tailcut", 8, 100, 1.25, 0.012, "rank 2 FROZEN"))
+    rows.show(Glance("tailcut", 8, 100, 1.25, 0.012, "rank 2 FROZEN"))
     assert "7/100   1.2500      12.0 ms   training" in first
     assert stream.getvalue()[len(first) :].startswith("\x1b[2A")
 
 
 def test_log_has_a_line_per_change():
     stream = io.StringIO()
-    log = Log(stream)
+    rows = Rows(Log(stream))
     for step, state in [
         (0, "starting"),
         (0, "starting"),
@@ -141,7 +142,7 @@ def test_log_has_a_line_per_change():
         (99, "training"),
         (101, "training"),
     ]:
-        log.show(Glance("gloo", step, 300, 0.5, 0.01, state))
+        rows.show(Glance("gloo", step, 300, 0.5, 0.01, state))
     assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["0/300", "3/300", "101/300"]
 
 
