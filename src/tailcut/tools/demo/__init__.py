@@ -45,7 +45,7 @@ def run(options: Options, machine: Mapping[str, str | int], stream: TextIO | Non
     )
     head = introduction(options, stage, _source_of(course))
     print("\n".join(head), end="\n\n", file=stream, flush=True)
-    results = _run_all(options, stage, course, Watch(display_on(stream), [], options.seconds))
+    results = _run_all(options, stage, course, Watch(display_on(stream), options.seconds))
     text = verdict(results)
     charts = charts_of(results)
     about = Circumstances(

@@ -34,6 +34,8 @@ class Lines:
     curves: Sequence[Curve]
     percent: bool = False
     """Whether y is a share."""
+    from_zero: bool = True
+    """Whether y begins with 0."""
     log_x: bool = False
     level: tuple[float, str] | None = None
     """A line across: where, and what it is."""
@@ -91,6 +93,7 @@ def figure_chart(results: Results) -> Lines:
         figure,
         curves,
         percent=figure == "accuracy",
+        from_zero=False,
         level=None if goal is None else (goal, figure_text(goal, results.facts)),
     )
 

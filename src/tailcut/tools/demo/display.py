@@ -19,14 +19,15 @@ class Display(Protocol):
 
 
 class Screen:
-    """Shows the picture. Lines that are wider than the terminal would break it, so they are cut."""
+    """Shows the picture. What is wider or higher than the terminal would break it, so it is cut."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._height = 0
 
     def show(self, picture: Sequence[str], news: str | None = None) -> None:
-        width = shutil.get_terminal_size().columns - 1
+        width, height = (size - 1 for size in shutil.get_terminal_size())
+        picture = picture[-height:]
         up = f"\x1b[{self._height}A" if self._height else ""
         self._stream.write(up + "".join(f"\x1b[K{cut(line, width)}\n" for line in picture) + "\x1b[J")
         self._stream.flush()

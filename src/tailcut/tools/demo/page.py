@@ -38,7 +38,7 @@ def page(results: Results, charts: Sequence[Chart], about: Circumstances) -> str
         f"<title>tailcut demo</title><style>{style}</style></head><body>",
         f"<h1>The same training over {_listed([NAMES[side] for side in results.sides])}</h1>",
         f'<p class="verdict">{escape(_sentence(about.verdict))}</p>',
-        *([f'<p class="warning">{escape(about.warning)}</p>'] if about.warning else []),
+        *([_warning(about.warning)] if about.warning else []),
         *_setting(results, about),
         _sides(results),
         *_failures(results),
@@ -94,21 +94,20 @@ def _sides(results: Results) -> str:
             f"{1e3 * p99_s:.0f} ms" if p99_s else "–",
             f"{p99_s / p50_s:.1f}" if p50_s and p99_s else "–",
         ]
-        tds = (
-            f'<td data-name="{escape(name)}">{escape(cell)}</td>'
-            for name, cell in zip(names, cells, strict=True)
-        )
-        rows.append(f"<tr>{''.join(tds)}</tr>")
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    return f'<table class="sides"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        rows.append(cells)
+    return _table(names, rows)
 
 
 def _failures(results: Results) -> list[str]:
     return [
-        f'<p class="warning">{escape(f"{NAMES[run.side]}, seed {run.seed} stopped: {run.outcome.failed}")}</p>'
+        _warning(f"{NAMES[run.side]}, seed {run.seed}, stopped: {run.outcome.failed}")
         for run in results.runs
         if run.outcome.failed
     ]
+
+
+def _warning(text: str) -> str:
+    return f'<p class="warning">{escape(text)}</p>'
 
 
 def _figure(chart: Chart) -> str:
@@ -133,6 +132,9 @@ def _tailcut(results: Results) -> list[str]:
     if any("parameters" not in result for result in by_rank.values()):
         replicas = "Not all workers lived to compare their replicas."
     return [
+        '<section id="traffic"><h2>Traffic of tailcut by worker</h2>',
+        '<p class="soft">Late packets came after their stage had ended. A switch has cut trimmed ones.</p>',
+        f"{_traffic(by_rank)}</section>",
         '<section id="drift"><h2>Drift between replicas</h2>',
         '<p class="soft">The distance of a replica from the others, over the norm of its parameters, as '
         f"estimated at the end. {replicas}</p>",
@@ -141,6 +143,34 @@ def _tailcut(results: Results) -> list[str]:
         f"{len(by_rank[0]['config'])} fields</summary>{_facts(by_rank[0]['config'])}</details>",
         f'<p class="soft">{escape(by_rank[0]["stats_text"])}</p></section>',
     ]
+
+
+def _traffic(by_rank: Mapping[int, Mapping[str, Any]]) -> str:
+    names = ["worker", "MB sent", "MB received", "packets late", "trimmed", "sent again"]
+    rows = []
+    for rank, result in sorted(by_rank.items()):
+        traffic = result["stats"]["traffic"]
+        rows.append(
+            [
+                f"{rank}",
+                *(f"{traffic[name] / 1e6:,.0f}" for name in ("sent_bytes", "received_bytes")),
+                *(f"{traffic[name]:,}" for name in ("late_packets", "trimmed_packets", "resent_packets")),
+            ]
+        )
+    return _table(names, rows)
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """On a phone each row is a list of its own, with the names beside the cells."""
+    lines = []
+    for row in rows:
+        cells = (
+            f'<td data-name="{escape(name)}">{escape(cell)}</td>'
+            for name, cell in zip(names, row, strict=True)
+        )
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    return f'<table class="rows"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
 
 
 def _facts(facts: Mapping[str, Any]) -> str:

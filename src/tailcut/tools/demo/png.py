@@ -41,8 +41,8 @@ def _lines(axes: Any, chart: Lines) -> None:
     for curve in chart.curves:
         xs, ys = zip(*curve.points, strict=True) if curve.points else ((), ())
         style = {"color": COLOURS[curve.side], "linestyle": STYLES[curve.side], "linewidth": 2.2}
-        marks = ", ".join(f"{name} {x:.0f} ms" for x, _, name in curve.marks)
-        label = f"{curve.label}: {marks}" if marks else curve.label
+        marks = ", ".join(f"{name} {x:.0f}" for x, _, name in curve.marks)
+        label = f"{curve.label}: {marks} ms" if marks else curve.label
         axes.plot(xs, ys, label=label or None, **style)
         for x, y, _ in curve.marks:
             axes.plot([x], [y], "o", color=COLOURS[curve.side])
@@ -53,6 +53,7 @@ def _lines(axes: Any, chart: Lines) -> None:
         axes.set_xscale("log")
     if chart.percent:
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
+    if chart.from_zero:
         axes.set_ylim(bottom=0)
     axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
     if any(curve.label for curve in chart.curves):

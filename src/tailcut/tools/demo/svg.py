@@ -13,8 +13,8 @@ WIDE, NARROW = 760, 340
 TEXT, LINE = 12.5, 17
 """Sizes of text and distance of its lines, in pixels."""
 LEVEL_GAP = 5
-LETTER = 6.9
-"""About the width of a letter."""
+LETTER = 7.6
+"""About the width of a bold letter."""
 
 
 def draw(chart: Chart, width: int) -> str:
@@ -71,7 +71,7 @@ def _lines(chart: Lines, width: int) -> str:
     values = [y for curve in chart.curves for _, y in curve.points]
     values += [chart.level[0]] if chart.level else []
     at_times = [x for curve in chart.curves for x, _ in curve.points] or [1.0]
-    low_y, high_y = _range_y(values, chart.percent)
+    low_y, high_y = _range_y(values, chart)
     low_x, high_x = (
         (max(min(at_times) * 0.9, 1e-3), max(at_times) * 1.1) if chart.log_x else (0.0, max(at_times))
     )
@@ -110,8 +110,8 @@ def _lines(chart: Lines, width: int) -> str:
 
 
 def _label(curve: Curve) -> str:
-    marks = ", ".join(f"{name} {_number(x)} ms" for x, _, name in curve.marks)
-    return f"{curve.label}: {marks}" if marks else curve.label
+    marks = ", ".join(f"{name} {x:.0f}" for x, _, name in curve.marks)
+    return f"{curve.label}: {marks} ms" if marks else curve.label
 
 
 def _labels_beside(sheet: Sheet, curves: Sequence[Curve], heights: Sequence[float], x: float) -> None:
@@ -144,7 +144,7 @@ def _bars(chart: Bars, width: int) -> str:
 
 def _matrix(chart: Matrix, width: int) -> str:
     size = len(chart.names)
-    left, top = 96.0, 44.0
+    left, top = 116.0, 44.0
     if width < WIDE:
         left = 62.0
     cell_width = min(96.0, (width - left - 4) / size)
@@ -171,12 +171,14 @@ def _matrix(chart: Matrix, width: int) -> str:
     return str(sheet)
 
 
-def _range_y(values: Sequence[float], percent: bool) -> tuple[float, float]:
+def _range_y(values: Sequence[float], chart: Lines) -> tuple[float, float]:
     if not values:
         return 0.0, 1.0
     low, high = min(values), max(values)
-    if percent:
+    if chart.from_zero:
         return 0.0, 1.0 if high > 0.5 else high * 1.15 or 1.0
+    if chart.percent:  # whole tens
+        return math.floor(10 * low) / 10, math.ceil(10 * high + 1e-9) / 10
     room = 0.05 * (high - low) or 1.0
     return low - room, high + room
 

@@ -66,19 +66,13 @@ class Track:
 class Watch:
     """Shows all runs so far on a display."""
 
-    def __init__(
-        self,
-        display: Display,
-        head: Sequence[str],
-        seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, display: Display, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._display = display
-        self._head = head
         self._seconds = seconds
         self._clock = clock
         self._tracks: list[Track] = []
         self._reader: ProgressReader | None = None
+        self._said: str | None = None
         self._redraw_at_s = self._news_at_s = 0.0
 
     def begin(self, side: str, seed: int, directory: Path) -> None:
@@ -104,9 +98,9 @@ class Watch:
     def _show(self, *, news: bool) -> None:
         if news:
             self._news_at_s = self._clock() + NEWS_S
-        self._display.show(
-            picture(self._head, self._tracks, self._seconds), _news(self._tracks[-1]) if news else None
-        )
+        said = _news(self._tracks[-1]) if news else None
+        self._display.show(picture(self._tracks, self._seconds), None if said == self._said else said)
+        self._said = said or self._said
 
 
 def _name(track: Track) -> str:
@@ -119,9 +113,9 @@ def _news(track: Track) -> str:
     return f"{_name(track)}: {', '.join([*words, *state])}"
 
 
-def picture(head: Sequence[str], tracks: Sequence[Track], seconds: float) -> list[str]:
+def picture(tracks: Sequence[Track], seconds: float) -> list[str]:
     """Curves of the figure against time, and below them a row for each run."""
-    return [*head, "", *_curves(tracks, seconds), "", *_rows(tracks)]
+    return [*_curves(tracks, seconds), "", *_rows(tracks)]
 
 
 def _curves(tracks: Sequence[Track], seconds: float) -> list[str]:
