@@ -23,10 +23,11 @@ from tailcut.tools.race import Cell, Course, parse_side, run_cell
 
 __all__ = ["Options", "data_of", "run"]
 
-EVALUATIONS = 45
-"""About how many a run has, and not more than one each second."""
-OVERHEAD_S = 12.0
-"""About what a run takes besides its seconds: start, warm-up, evaluation on the whole."""
+EVALUATIONS = 30
+"""About how many a run has. More would take much of the time: each stops worker 0 for up to 0.2 s."""
+LEAST_BETWEEN_S = 0.2
+OVERHEAD_S = 22.0
+"""About what a run takes besides its seconds on two cores: start, warm-up, evaluation on the whole."""
 
 
 def run(options: Options, machine: Mapping[str, str | int], stream: TextIO | None = None) -> Results:
@@ -40,7 +41,7 @@ def run(options: Options, machine: Mapping[str, str | int], stream: TextIO | Non
         workload=options.model,
         data=options.data,
         seconds=options.seconds,
-        eval_every_s=max(options.seconds / EVALUATIONS, min(1.0, options.seconds / 10)),
+        eval_every_s=max(options.seconds / EVALUATIONS, LEAST_BETWEEN_S),
         loopback=stage.loopback,
     )
     head = introduction(options, stage, _source_of(course))

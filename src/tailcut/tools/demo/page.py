@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -54,7 +55,9 @@ def page(results: Results, charts: Sequence[Chart], about: Circumstances) -> str
 
 
 def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:] + "." if not text.startswith(TAILCUT) else f"{text}."
+    """The verdict, with numbers that keep their units on the same line."""
+    begun = text if text.startswith(TAILCUT) else text[0].upper() + text[1:]
+    return re.sub(r"(\d) (s|x|%)", "\\1\u00a0\\2", begun) + "."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -104,8 +104,9 @@ def _lines(chart: Lines, width: int) -> str:
         _labels_beside(sheet, labels, [place(*curve.points[-1])[1] for curve in labels], width - right + 8)
     else:
         for row, curve in enumerate(labels):
-            sheet.path([(left, 10 + LINE * row), (left + 26, 10 + LINE * row)], curve.side)
-            sheet.text(left + 33, 14 + LINE * row, _label(curve), f"name {curve.side}")
+            start = left if width >= WIDE else 4.0
+            sheet.path([(start, 10 + LINE * row), (start + 26, 10 + LINE * row)], curve.side)
+            sheet.text(start + 33, 14 + LINE * row, _label(curve), f"name {curve.side}")
     return str(sheet)
 
 

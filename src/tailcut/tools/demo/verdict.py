@@ -38,7 +38,8 @@ def verdict(results: Results) -> str:
 def _clause(side: str, time_s: float | None, own_s: float | None, results: Results) -> str:
     stopped = _stopped(side, results)
     if time_s is None:
-        return stopped or f"{NAMES[side]} not within {results.seconds:g} s"
+        at_least = f" (more than {results.seconds / own_s:.1f} x)" if own_s else ""
+        return stopped or f"{NAMES[side]} not within {results.seconds:g} s{at_least}"
     text = f"{NAMES[side]} after {time_s:.1f} s"
     if own_s:
         text += f" ({_ratio(time_s / own_s)})"
