@@ -223,17 +223,19 @@ def test_a_log_has_news_every_few_seconds_and_at_the_end(tmp_path: Path) -> None
     stream, now = io.StringIO(), [0.0]
     watch = Watch(Log(stream), SECONDS, clock=lambda: now[0])
     watch.begin("gloo", 0, tmp_path)
+    for now[0] in (6.0, 12.0):
+        watch.look()  # nothing has changed
     progress = ProgressWriter(stream_of(0, tmp_path))
     progress.say(facts=FACTS)
     for tenth in range(100):
-        now[0] = tenth / 10
-        progress.say(step=tenth + 1, at_s=now[0], step_s=0.1, loss=1.0)
+        now[0] = 20 + tenth / 10
+        progress.say(step=tenth + 1, at_s=tenth / 10, step_s=0.1, loss=1.0)
         watch.look()
     progress.close()
     watch.end("rank 1 ended with 1")
     said = stream.getvalue().splitlines()
     assert said[0] == "Gloo: starting"
-    assert len(said) == 3
+    assert len(said) == 4  # at 20, 25 and at the end
     assert said[-1].endswith("stopped: rank 1 ended with 1")
 
 
