@@ -24,7 +24,7 @@ def add_command(commands: Commands) -> None:
         help="train over Gloo, Gloo with fp16 and tailcut on a testbed, and get a report",
         description="Trains the same model over Gloo, over Gloo with torch's fp16 hook and over tailcut, for "
         "the same time each, on a testbed inside this machine (root, or a user namespace; loopback with "
-        "stragglers where neither works). Takes about three minutes, writes report.html, and ends with the "
+        "stragglers where neither works). Takes three to four minutes, writes report.html, and ends with the "
         "verdict. Needs torch and scikit-learn (pip install 'tailcut[demo]').",
     )
     parser.set_defaults(run=_run)
@@ -43,7 +43,7 @@ def add_command(commands: Commands) -> None:
     )
     add("--workers", type=int, metavar="N", help="one on each host (default: the scenario's, mostly 4)")
     add("--seeds", type=int, metavar="N", help="runs of each side (default: 1)")
-    add("--seconds", type=float, metavar="S", help="of training in each run (default: 45)")
+    add("--seconds", type=float, metavar="S", help="of training in each run (default: 40)")
     add("--loopback", action="store_true", default=None, help="no testbed: stragglers on 127.0.0.1")
     add("--output", type=Path, metavar="DIR", help="where the report goes (default: ./tailcut-demo)")
 

@@ -26,7 +26,7 @@ __all__ = ["Options", "data_of", "run"]
 EVALUATIONS = 30
 """About how many a run has. More would take much of the time: each stops worker 0 for up to 0.2 s."""
 LEAST_BETWEEN_S = 0.2
-OVERHEAD_S = 22.0
+OVERHEAD_S = 26.0
 """About what a run takes besides its seconds on two cores: start, warm-up, evaluation on the whole."""
 
 

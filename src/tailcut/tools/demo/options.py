@@ -28,7 +28,7 @@ class Options:
     workers: int | None = None
     """None: as many as the scenario has hosts."""
     seeds: int = 1
-    seconds: float = 45.0
+    seconds: float = 40.0
     """Of timed steps for each side and seed."""
     loopback: bool = False
     output: Path = Path("tailcut-demo")
