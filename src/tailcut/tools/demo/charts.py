@@ -134,8 +134,8 @@ def link_charts(run: Run) -> list[Matrix]:
         return [[_share(results.get(to, {}), source, kind) for to in ranks] for source in ranks]
 
     words = (
-        "The share of the coordinates that were late, lost or cut off when the receiver went on. Worker 0 is "
-        "late more often than others, because it evaluates between its steps."
+        "The share of the coordinates that were late, lost or cut off when the receiver went on. Worker 0 "
+        "evaluates between its steps, which can make it late."
     )
     names = [str(rank) for rank in ranks]
     return [

@@ -64,7 +64,7 @@ def _lines(chart: Lines, width: int) -> str:
     left, top, bottom = 46.0, 12.0, 40.0
     # Names stand at the ends of the curves where there is room and the ends are apart.
     beside = width >= WIDE and not any(curve.marks for curve in labels)
-    right = 12 + LETTER * max((len(curve.label) for curve in labels), default=0) if beside else 10.0
+    right = 12 + LETTER * max((len(curve.label) for curve in labels), default=0) if beside else 22.0
     above = 0.0 if beside else 4 + LINE * len(labels)
     height = (330 if width >= WIDE else 260) + above
     sheet = Sheet(width, height, chart.title)
