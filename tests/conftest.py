@@ -20,6 +20,8 @@ SLOW_MODULES = {
     "test_budget_rounds",
     "test_cli",
     "test_demo",
+    "test_demo_freeze",
+    "test_demo_report",
     "test_doctor",
     "test_examples",
     "test_late_training",

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 
@@ -199,13 +200,15 @@ def test_a_command_after_two_dashes_is_for_testbed_run_only(capsys):
     assert "unrecognized arguments: -- true" in capsys.readouterr().err
 
 
-def test_demo_runs_without_options(monkeypatch):
+@pytest.mark.parametrize(("failures", "status"), [([], 0), (["rank 1 died"], 1)])
+def test_demo_runs_without_options_and_fails_with_tailcut(failures, status, monkeypatch):
+    monkeypatch.delenv("TAILCUT_DATA", raising=False)
     calls = []
 
-    def run():
-        calls.append("run")
-        return "a story, which is no exit status"
+    def run(options, machine):
+        calls.append(options)
+        return SimpleNamespace(failures=lambda side: failures if side == "tailcut" else ["died"])
 
     monkeypatch.setattr(demo, "run", run)
-    assert main(["demo"]) == 0
-    assert calls == ["run"]
+    assert main(["demo"]) == status
+    assert calls == [demo.Options()]

@@ -1,223 +1,337 @@
-"""tailcut.tools.demo: a short script played on both sides, and the figures of made-up runs."""
+"""tailcut.tools.demo: what it takes, what it says, and one short demo on loopback."""
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tailcut import ConfigError, PeerError, Report
+from tailcut import ConfigError
 from tailcut.tools import demo
-from tailcut.tools.demo import digits
-from tailcut.tools.demo.director import Director, Run, Story
-from tailcut.tools.demo.display import Glance, Log, Screen
-from tailcut.tools.demo.summary import Phase, cost_of, render
-from tailcut.tools.demo.worker import Board, Replica, Script, Step, work
-from tailcut.tools.workers import Workers
-from tests.reports import links
+from tailcut.tools.cli import main
+from tailcut.tools.demo import freeze, stage
+from tailcut.tools.demo.display import PLAIN, Log, Screen, cut
+from tailcut.tools.demo.options import Options, data_of
+from tailcut.tools.demo.results import Results
+from tailcut.tools.demo.verdict import verdict
+from tailcut.tools.demo.watch import Track, Watch, histogram, picture
+from tailcut.tools.race import Cell, Outcome, ProgressReader, stream_of
+from tailcut.tools.race.progress import ProgressWriter
+from tests.demo_results import FACTS, SECONDS, recorded, results
 
-SHORT = Script(ranks=3, frozen_rank=1, epochs=2, width=64, deadline_s=0.1, freeze_at_step=20, freeze_s=1.0)
-
-
-class Killer:
-    """A display that kills a worker at once."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-
-    def show(self, glance) -> None:
-        os.kill(self._pid, signal.SIGKILL)
-
-
-def report(**figures) -> Report:
-    return Report(**{"seq": 0, "status": "complete", "length": 4, "elapsed_s": 0.0, **figures})
-
-
-def steps(*times_s: tuple[float, float], reports: dict[int, Report] | None = None) -> list[Step]:
-    return [
-        Step(i, started_s, ended_s, 0.5, (reports[i],) if reports and i in reports else ())
-        for i, (started_s, ended_s) in enumerate(times_s)
-    ]
-
-
-def test_both_sides_train_and_the_summary_says_what_the_freeze_cost():
-    stream = io.StringIO()
-    story = demo.run(SHORT, stream)
-    for run in (story.tailcut, story.gloo):
-        assert [replica.steps[-1].index + 1 for replica in run.replicas] == [SHORT.steps] * 3
-        assert all(replica.steps[-1].loss < replica.steps[0].loss for replica in run.replicas)
-    ours, theirs = cost_of(story.tailcut, SHORT), cost_of(story.gloo, SHORT)
-
-    assert ours.done_while_frozen > 0
-    assert ours.behind_steps > 0
-    assert ours.skipped_steps > 0
-    assert [len(replica.steps) for replica in story.gloo.replicas] == [SHORT.steps] * 3
-    assert ours.partial_steps > 0
-    assert ours.means_lost[0] > 0
-    assert ours.contributions_lost[1] > 0
-    assert ours.drift_after_resync == (0.0, 0.0, 0.0)
-
-    # At most the step in which the others had already heard from the frozen one, and one that it did before
-    # it stopped: the clock of the freeze starts when the signal is sent.
-    assert theirs.done_while_frozen <= 2
-    assert theirs.means_lost == theirs.contributions_lost == theirs.drift == (0.0, 0.0, 0.0)
-
-    text = stream.getvalue()
-    for side in ("tailcut", "Gloo"):
-        for state in ("starting", "training", "rank 1 FROZEN", "rank 1 released", "done"):
-            assert any(line.startswith(side) and line.endswith(state) for line in text.splitlines())
-    assert "With Gloo everybody stood still for" in text
-
-
-def test_a_worker_killed_on_the_way_is_named_and_no_process_remains(tmp_path):
-    digits.load().save(tmp_path / "digits.npz")
-    board = Board(tmp_path, SHORT.ranks, create=True)
-    with Workers(SHORT.ranks, work, ("gloo", SHORT, tmp_path)) as workers:
-        pids = workers.pids
-        with pytest.raises(PeerError, match="rank 2 was killed by SIGKILL"):
-            Director("gloo", SHORT, workers, board, Killer(pids[2])).play()
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+# ---- what it takes ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("words", "complaint"),
     [
-        ({"frozen_rank": 4}, "frozen_rank=4 must be between 1 and ranks - 1 = 3"),
-        ({"frozen_rank": 0}, "rank 0 is the one that the others are compared with"),
-        ({"freeze_at_step": 10_000}, "freeze_at_step=10000 must be between 1 and the last step"),
-        ({"freeze_s": 30.0}, "freeze_s=30.0 is more than what a window of 4096 ops covers"),
+        (["--workers", "1"], "--workers 1: one worker has nobody to average with"),
+        (["--seeds", "0"], "--seeds 0: it takes at least 1"),
+        (["--seconds", "0.5"], "--seconds 0.5: it takes 2 to 3600"),
+        (["--seconds", "nan"], "--seconds nan: it takes 2 to 3600"),
+        (["--scenario", "storm"], "there is no scenario 'storm'; there are"),
+        (["--loopback", "--scenario", "tail-3"], "tail-3 needs a testbed's network, and --loopback has none"),
+        (["--loopback", "--model", "vgg"], "there is no workload 'vgg'; there are cnn"),
+        (["--loopback", "--data", "/nowhere"], "there is no train-images-idx3-ubyte.gz in /nowhere"),
+        (["--scenario", "freeze", "--seeds", "2"], "has a script of its own and takes no --seeds"),
     ],
 )
-def test_scripts_that_cannot_be_played_are_refused(change, text):
-    with pytest.raises(ConfigError, match=text):
-        Script(**change)
+def test_what_is_wrong_is_named_before_anything_runs(
+    words: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    output = [] if "freeze" in words else ["--output", str(tmp_path)]
+    assert main(["demo", *words, *output]) == 2
+    assert complaint in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("missing", ["sklearn", "torch"])
-def test_what_is_not_installed_is_named_with_the_remedy(missing, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(digits, "find_spec", lambda name: None if name == missing else found(name))
+def test_a_directory_that_cannot_be_written_is_named_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "file"
+    file.touch()
+    for output in (file, file / "below", Path("/proc/tailcut-demo")):
+        assert main(["demo", "--loopback", "--output", str(output)]) == 2
+        assert f"--output {output}: cannot write there" in capsys.readouterr().err
+
+
+def test_without_torch_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'tailcut\[demo\]'"):
-        demo.run(SHORT, io.StringIO())
+        demo.run(Options(output=tmp_path), {}, io.StringIO())
 
 
-def test_digits_are_split_once_and_every_rank_draws_its_own(tmp_path):
-    images = digits.load()
-    assert (len(images.train_labels), len(images.test_labels)) == (1437, 360)
-    assert (images.train_images.min(), images.train_images.max()) == (0.0, 1.0)
-    images.save(tmp_path / "digits.npz")
-    again = digits.Digits.read(tmp_path / "digits.npz")
-    assert all(np.array_equal(a, b) for a, b in zip(vars(images).values(), vars(again).values(), strict=True))
-
-    drawn = [list(digits.batches(rank, ranks=4, batch=16, epochs=2, seed=0)) for rank in range(4)]
-    assert [len(of_rank) for of_rank in drawn] == [2 * 22] * 4
-    one_epoch = np.concatenate([batch for of_rank in drawn for batch in of_rank[:22]])
-    assert len(one_epoch) == len(set(one_epoch)) == 22 * 64
+def test_the_freeze_is_a_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(freeze, "run", lambda: calls.append("run"))
+    assert main(["demo", "--scenario", "freeze"]) == 0
+    assert calls == ["run"]
 
 
-def test_screen_redraws_in_place():
+def test_data_is_as_given_or_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TAILCUT_DATA", raising=False)
+    assert data_of(None) is None
+    monkeypatch.setenv("TAILCUT_DATA", "/data")
+    assert data_of(None) == Path("/data")
+    assert data_of("/other") == Path("/other")
+    assert data_of("none") is None
+
+
+def test_the_command_does_the_same_again() -> None:
+    options = Options(data=Path("/my data"), workers=3, seconds=10.0, output=Path("somewhere"))
+    assert options.command("tail-3") == (
+        "tailcut demo --scenario tail-3 --model cnn --data '/my data' --workers 3 --seeds 1 --seconds 10"
+    )
+
+
+# ---- where it takes place ---------------------------------------------------------------------------------
+
+
+def no_testbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise ConfigError("no namespaces here")
+
+    monkeypatch.setattr(stage, "become_root_of_a_namespace", refuse)
+    monkeypatch.setattr(stage, "PROGRAMS", ())
+
+
+def test_without_a_testbed_there_are_stragglers_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_testbed(monkeypatch)
+    chosen = stage.choose(Options(workers=3))
+    assert (chosen.scenario.name, chosen.scenario.hosts, chosen.loopback) == ("straggler", 3, True)
+    said = "\n".join(demo.introduction(Options(), chosen, "digits"))
+    assert "NOTE: No testbed could be built here (no namespaces here). This is loopback" in said
+
+
+def test_without_a_testbed_a_named_scenario_of_the_network_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    no_testbed(monkeypatch)
+    with pytest.raises(ConfigError, match=r"bursts needs a testbed's network.*no namespaces here"):
+        stage.choose(Options(scenario="bursts"))
+    assert stage.choose(Options(scenario="dead-rank")).loopback
+
+
+# ---- the verdict ------------------------------------------------------------------------------------------
+
+
+def verdict_of(directory: Path, **slopes: float) -> str:
+    runs = [recorded(directory / side, side, slope) for side, slope in slopes.items()]
+    return verdict(Results(runs, SECONDS))
+
+
+@pytest.mark.parametrize(
+    ("slopes", "words"),
+    [
+        (
+            {"gloo": 0.02, "fp16": 0.04, "tailcut": 0.08},
+            "tailcut reached 60.0 % after 7.5 s, Gloo with fp16 after 15.0 s (2.0 x), "
+            "Gloo not within 20 s (more than 2.7 x)",
+        ),
+        (
+            {"gloo": 0.04, "fp16": 0.08, "tailcut": 0.04},
+            "tailcut reached 60.0 % after 15.0 s, Gloo with fp16 after 7.5 s (0.50 x: tailcut was slower), "
+            "Gloo after 15.0 s (the same)",
+        ),
+        (
+            {"gloo": 0.02, "fp16": 0.04, "tailcut": 0.02},
+            "60.0 %: tailcut did not within 20 s, Gloo with fp16 after 15.0 s, Gloo not within 20 s",
+        ),
+        (  # nobody reaches the target: the best that tailcut and a rival reached
+            {"gloo": 0.01, "fp16": 0.02, "tailcut": 0.025},
+            "tailcut reached 38.0 % after 15.2 s, Gloo with fp16 after 19.0 s (1.2 x), "
+            "Gloo not within 20 s (more than 1.3 x)",
+        ),
+    ],
+)
+def test_the_verdict_has_numbers_whichever_way_it_went(
+    slopes: dict[str, float], words: str, tmp_path: Path
+) -> None:
+    assert verdict_of(tmp_path, **slopes) == words
+
+
+def test_the_verdict_names_who_stopped(tmp_path: Path) -> None:
+    reason = "rank 1 ended with 1: RuntimeError"
+    assert verdict(results(tmp_path / "rival", gloo=reason)).endswith(f"Gloo stopped ({reason})")
+    said = verdict(results(tmp_path / "late", fp16=reason))
+    assert f"Gloo with fp16 after 15.0 s (2.0 x), then Gloo with fp16 stopped ({reason})" in said
+    early = [recorded(tmp_path / side, side, 0.04) for side in ("gloo", "fp16")]
+    early.append(recorded(tmp_path / "own", "tailcut", 0.08, failed=reason, seconds=5))
+    assert verdict(Results(early, SECONDS)) == (
+        f"60.0 %: tailcut stopped ({reason}), Gloo after 15.0 s, Gloo with fp16 after 15.0 s"
+    )
+
+
+def test_without_evaluations_there_is_no_verdict_and_the_reasons_are_named(tmp_path: Path) -> None:
+    runs = [
+        recorded(tmp_path / side, side, 0.1, failed=failed, seconds=0 if failed else 1)
+        for side, failed in (("gloo", "not done after 90 s"), ("fp16", None), ("tailcut", "rank 2 died"))
+    ]
+    assert verdict(Results(runs, SECONDS)) == (
+        "no verdict: Gloo stopped (not done after 90 s); Gloo with fp16 has too few evaluations; "
+        "tailcut stopped (rank 2 died)"
+    )
+
+
+def test_a_loss_is_compared_from_above(tmp_path: Path) -> None:
+    facts = {**FACTS, "figure": "validation loss", "higher_is_better": False, "target": 2.4}
+    runs = [
+        recorded(tmp_path / side, side, slope, facts=facts)
+        for side, slope in (("gloo", 0.02), ("fp16", 0.04), ("tailcut", 0.08))
+    ]
+    assert verdict(Results(runs, SECONDS)).startswith(
+        "tailcut reached a validation loss of 2.400 after 7.5 s, Gloo with fp16 after 15.0 s (2.0 x)"
+    )
+
+
+def test_seeds_count_by_their_median(tmp_path: Path) -> None:
+    runs = [
+        recorded(tmp_path / f"{side}-{seed}", side, slope, seed=seed)
+        for side, slopes in {"gloo": (0.04, 0.04, 0.04), "tailcut": (0.04, 0.08, 0.08)}.items()
+        for seed, slope in enumerate(slopes)
+    ]
+    assert verdict(Results(runs, SECONDS)) == "tailcut reached 60.0 % after 7.5 s, Gloo after 15.0 s (2.0 x)"
+
+
+# ---- the display ------------------------------------------------------------------------------------------
+
+
+def test_the_picture_has_every_side_its_steps_and_its_budget(tmp_path: Path) -> None:
+    tracks = []
+    for side in ("gloo", "tailcut"):
+        track = Track(side, 0)
+        recorded(tmp_path / side, side, 0.04 if side == "tailcut" else 0.02)
+        track.add(ProgressReader(stream_of(0, tmp_path / side)).look())
+        tracks.append(track)
+    text = "\n".join(picture(tracks, SECONDS))
+    assert "accuracy against time" in text
+    assert text.count("o\x1b[0m") > SECONDS / 2
+    assert text.count("#\x1b[0m") > SECONDS / 2
+    assert "20 steps, accuracy 80.0 %, p50  250 ms, p99  600 ms, 3.0 of the budget's 5 % spent" in text
+    assert histogram([0.001, 0.001, 9.0]) == "█" + " " * 14 + "▄"
+
+
+def test_a_log_has_news_every_few_seconds_and_at_the_end(tmp_path: Path) -> None:
+    stream, now = io.StringIO(), [0.0]
+    watch = Watch(Log(stream), SECONDS, clock=lambda: now[0])
+    watch.begin("gloo", 0, tmp_path)
+    for now[0] in (6.0, 12.0):
+        watch.look()  # nothing has changed
+    progress = ProgressWriter(stream_of(0, tmp_path))
+    progress.say(facts=FACTS)
+    for tenth in range(100):
+        now[0] = 20 + tenth / 10
+        progress.say(step=tenth + 1, at_s=tenth / 10, step_s=0.1, loss=1.0)
+        watch.look()
+    progress.close()
+    watch.end("rank 1 ended with 1")
+    said = stream.getvalue().splitlines()
+    assert said[0] == "Gloo: starting"
+    assert len(said) == 4  # at 20, 25 and at the end
+    assert said[-1].endswith("stopped: rank 1 ended with 1")
+
+
+def test_a_screen_redraws_in_place_and_cuts_what_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "11")
+    monkeypatch.setenv("LINES", "4")
     stream = io.StringIO()
     screen = Screen(stream)
-    screen.show(Glance("tailcut", 7, 100, 1.25, 0.012, "training"))
+    screen.show(["gone", "a" * 30, "b", "c"])
     first = stream.getvalue()
-    screen.show(Glance("tailcut", 8, 100, 1.25, 0.012, "rank 2 FROZEN"))
-    assert "7/100   1.2500      12.0 ms   training" in first
-    assert stream.getvalue()[len(first) :].startswith("\x1b[2A")
+    assert first == f"\x1b[K{'a' * 10}\n\x1b[Kb\n\x1b[Kc\n\x1b[J"
+    screen.show(["d"])
+    assert stream.getvalue()[len(first) :] == "\x1b[3A\x1b[Kd\n\x1b[J"
+    assert cut(f"ab\x1b[34mcd{PLAIN}ef", 3) == f"ab\x1b[34mc{PLAIN}"
 
 
-def test_log_has_a_line_per_change():
+# ---- one short demo ---------------------------------------------------------------------------------------
+
+
+def test_a_short_demo_on_loopback_ends_with_report_and_verdict(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
     stream = io.StringIO()
-    log = Log(stream)
-    for step, state in [
-        (0, "starting"),
-        (0, "starting"),
-        (3, "training"),
-        (99, "training"),
-        (101, "training"),
-    ]:
-        log.show(Glance("gloo", step, 300, 0.5, 0.01, state))
-    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["0/300", "3/300", "101/300"]
+    options = Options(model="mlp", workers=2, seconds=2.0, loopback=True, output=tmp_path)
+    found = demo.run(options, {"cpu": "some"}, stream)
+    assert [run.side for run in found.runs] == ["gloo", "fp16", "tailcut"]
+    assert not any(found.failures(side) for side in found.sides)
+    text = stream.getvalue()
+    assert "mlp on scikit-learn's digits" in text
+    assert "This is loopback, which has no slow links" in text
+    assert text.splitlines()[-1] == verdict(found)
+    page = (tmp_path / "report.html").read_text()
+    assert "--model mlp --data none --workers 2 --seeds 1 --seconds 2 --loopback" in page
+    assert 'id="late-means"' in page
 
 
-# Five steps of warming up, one before the freeze; then rank 1 is frozen from 6 to 8.
-WARM = [(i, i + 0.1) for i in range(5)]
-SCRIPT = Script(ranks=2, frozen_rank=1)
-TAILCUT = Run(
-    "tailcut",
-    frozen_at_s=6.0,
-    released_at_s=8.0,
-    replicas=[
-        Replica(
-            steps(
-                *WARM,
-                (5.0, 5.5),
-                (5.9, 6.9),
-                (7.0, 7.9),
-                (7.95, 8.5),
-                (8.5, 8.7),
-                reports={
-                    5: report(links=links(2)),
-                    6: report(status="partial", lost_frac=0.5, links=links(scatter_lost=(0.0, 1.0))),
-                },
-            ),
-            accuracy=0.75,
-            drift=0.0,
-            drift_after_resync=0.0,
-        ),
-        Replica(
-            steps(*WARM, (5.0, 5.5), (5.6, 8.1), (8.2, 8.3), (8.4, 8.5), (8.5, 8.7)),
-            accuracy=0.5,
-            drift=0.03,
-            drift_after_resync=0.0,
-        ),
-    ],
-)
-GLOO = Run(
-    "gloo",
-    frozen_at_s=6.0,
-    released_at_s=8.0,
-    replicas=[
-        Replica(steps(*WARM, (5.0, 5.5), (5.6, 8.1), (8.2, 8.3)), 0.75, 0.0, 0.0),
-        Replica(steps(*WARM, (5.0, 5.5), (5.6, 8.1), (8.2, 8.3)), 0.75, 0.0, 0.0),
-    ],
-)
+def test_a_side_that_dies_is_named_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    cells = []
+
+    def run_cell(cell: Cell, directory: Path, look: Callable[[], None]) -> Outcome:
+        look()
+        cells.append((cell.side.name, cell.seed, cell.course.seconds, cell.course.loopback))
+        failed = "rank 1 ended with 1: RuntimeError" if cell.side.name == "fp16" else None
+        return recorded(directory, cell.side.name, 0.04, failed=failed).outcome
+
+    monkeypatch.setattr(demo, "run_cell", run_cell)
+    stream = io.StringIO()
+    output = tmp_path / "report"
+    for _ in range(2):  # the second finds what the first has left
+        cells.clear()
+        options = Options(model="mlp", seeds=2, seconds=20.0, loopback=True, output=output)
+        demo.run(options, {}, stream)
+    assert cells == [
+        (side, seed, 20.0, True)
+        for seed, sides in enumerate((("gloo", "fp16", "tailcut"), ("fp16", "tailcut", "gloo")))
+        for side in sides
+    ]
+    assert "Gloo with fp16 stopped in 2 of 2 runs (rank 1 ended" in stream.getvalue().splitlines()[-1]
+    assert "Gloo with fp16, seed 1, stopped: rank 1 ended" in (output / "report.html").read_text()
 
 
-def test_cost_of_a_freeze_with_tailcut():
-    cost = cost_of(TAILCUT, SCRIPT)
-    assert cost.total_s == pytest.approx(8.7)
-    assert (cost.before.steps, cost.frozen.steps, cost.catching_up.steps, cost.after.steps) == (1, 3, 0, 1)
-    assert cost.frozen.max_s == pytest.approx(1.0)
-    assert cost.done_while_frozen == 2
-    assert cost.behind_steps == 2
-    assert cost.catch_up_s == pytest.approx(0.4)
-    assert cost.skipped_steps == 0
-    assert cost.partial_steps == 1
-    assert cost.means_lost == (0.25, 0.0)
-    assert cost.contributions_lost == (0.0, 0.5)
+def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    words = ["-m", "tailcut.tools.cli", "demo", "--loopback", "--model", "mlp", "--workers", "2"]
+    with subprocess.Popen(
+        [sys.executable, *words, "--seconds", "600", "--output", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        for line in process.stdout:
+            if "steps" in line:
+                break
+        assert len(_processes_of(tmp_path)) > 1
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate()
+    assert process.returncode == 130
+    assert "tailcut: interrupted" in complaint
+    assert _processes_of(tmp_path) == []
 
 
-def test_cost_of_a_freeze_with_gloo():
-    cost = cost_of(GLOO, SCRIPT)
-    assert (cost.before.steps, cost.frozen.steps, cost.after.steps) == (1, 1, 1)
-    assert cost.frozen.max_s == pytest.approx(2.5)
-    assert (cost.done_while_frozen, cost.behind_steps, cost.catch_up_s) == (0, 0, 0.0)
-    assert cost.catching_up == Phase(0, 0.0, 0.0, 0.0)
-
-
-def test_summary_says_that_replicas_differ_and_what_mended_it():
-    text = render(Story(SCRIPT, TAILCUT, GLOO))
-    rows = [" ".join(line.split()) for line in text.splitlines()]
-    assert "rank 1 frozen 3 900 1000 1000 1 2500 2500 2500" in rows
-    assert "replicas at the end differ equal" in rows
-    assert "after attachment.resync() equal" in rows
-    assert "mean gradients lost, other ranks 25.00% 0.00%" in rows
-    assert "gradients too late, rank 1's 50.00% 0.00%" in rows
-    assert "the lowest of all ranks 50.0% 75.0%" in rows
-    assert "over its norm, was 0.03 (rank 1)" in text
+def _processes_of(directory: Path) -> list[int]:
+    """Those that have the directory in their command."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(directory).encode() in command:
+                found.append(int(entry.name))
+    return found

@@ -1,4 +1,4 @@
-"""The model of one rank under DDP, for ``tailcut demo``. Gloo averages its gradients, or tailcut does.
+"""The model of one rank under DDP, for the demo of a freeze. Gloo averages its gradients, or tailcut does.
 
 Owns the default process group of this process. Knows nothing of freezes, clocks or displays.
 """

@@ -1,65 +1,60 @@
-"""The live display: one row for each side that redraws itself on a terminal, and plain lines elsewhere."""
+"""The live display: a picture that is redrawn in its place on a terminal, and lines of news elsewhere."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+import shutil
+from collections.abc import Sequence
 from typing import Protocol, TextIO
 
-_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
-NAMES = {"tailcut": "tailcut", "gloo": "Gloo"}
-
-
-@dataclass(frozen=True)
-class Glance:
-    """One side at one moment, as rank 0 sees it."""
-
-    side: str
-    step: int
-    steps: int
-    loss: float
-    last_s: float
-    """How long the last step took."""
-    state: str
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
+_STYLE = re.compile("(\x1b\\[[0-9;]*m)")
 
 
 class Display(Protocol):
-    """It is shown a side several times per second."""
+    """It is shown the same several times per second."""
 
-    def show(self, glance: Glance) -> None: ...
+    def show(self, picture: Sequence[str], news: str | None = None) -> None:
+        """``news`` is what a log says now; None says nothing."""
 
 
 class Screen:
-    """A table that is redrawn in its place."""
+    """Shows the picture. What is wider or higher than the terminal would break it, so it is cut."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._rows: dict[str, str] = {}
         self._height = 0
 
-    def show(self, glance: Glance) -> None:
-        text = _row(glance)
-        self._rows[glance.side] = f"{_BOLD}{text}{_PLAIN}" if "FROZEN" in glance.state else text
-        lines = [f"{'':<10}{'step':>9}{'loss':>9}{'last step':>13}", *self._rows.values()]
+    def show(self, picture: Sequence[str], news: str | None = None) -> None:
+        width, height = (size - 1 for size in shutil.get_terminal_size())
+        picture = picture[-height:]
         up = f"\x1b[{self._height}A" if self._height else ""
-        self._stream.write(up + "".join(f"\x1b[K{line}\n" for line in lines))
+        self._stream.write(up + "".join(f"\x1b[K{cut(line, width)}\n" for line in picture) + "\x1b[J")
         self._stream.flush()
-        self._height = len(lines)
+        self._height = len(picture)
 
 
 class Log:
-    """For pipes and files: a line when the state of a side changes, and every hundred steps."""
+    """For pipes and files: the news."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._before = ("", "", 0)
 
-    def show(self, glance: Glance) -> None:
-        now = (glance.side, glance.state, glance.step // 100)
-        if now != self._before:
-            print(_row(glance), file=self._stream, flush=True)
-        self._before = now
+    def show(self, picture: Sequence[str], news: str | None = None) -> None:
+        if news is not None:
+            print(news, file=self._stream, flush=True)
 
 
-def _row(glance: Glance) -> str:
-    figures = f"{glance.loss:>9.4f}{1e3 * glance.last_s:>10.1f} ms" if glance.step else f"{'':>22}"
-    return f"{NAMES[glance.side]:<10}{glance.step:>5}/{glance.steps}{figures}   {glance.state}"
+def display_on(stream: TextIO) -> Display:
+    return Screen(stream) if stream.isatty() else Log(stream)
+
+
+def cut(line: str, width: int) -> str:
+    """The line's first ``width`` characters. Styles take no room."""
+    kept = ""
+    for part in _STYLE.split(line):
+        if not _STYLE.fullmatch(part):
+            part = part[: max(width, 0)]
+            width -= len(part)
+        kept += part
+    return kept

@@ -101,6 +101,11 @@ def run_cell(cell: Cell, directory: Path, look: Callable[[], None] = lambda: Non
     with place_of(scenario, loopback=loopback, tcp=None if loopback else cell.tcp) as place:
         failed = _run(place, order, scenario.hosts, cell.course.limit_s, look)
         survivors = [rank for rank in range(scenario.hosts) if rank not in place.killed]
+    return outcome_of(directory, survivors, failed)
+
+
+def outcome_of(directory: Path, survivors: list[int], failed: str | None = None) -> Outcome:
+    """What the ranks have left in the directory of their cell."""
     lines = {rank: ProgressReader(stream_of(rank, directory)).look() for rank in survivors}
     results = {}
     if not failed:

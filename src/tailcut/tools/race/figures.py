@@ -42,7 +42,7 @@ def figures_of(outcome: Outcome) -> dict[str, Any]:
 def reached_s(evaluations: Sequence[Evaluation], target: float, higher_is_better: bool) -> float | None:
     """When the figure reached the target, by a line between evaluations; None if it did not."""
     sign = 1 if higher_is_better else -1
-    smooth = _smoothed(evaluations)
+    smooth = smoothed(evaluations)
     before: tuple[float, float] | None = None
     for at_s, figure in smooth:
         if sign * figure >= sign * target:
@@ -55,14 +55,14 @@ def reached_s(evaluations: Sequence[Evaluation], target: float, higher_is_better
 
 def figure_at(at_s: float, evaluations: Sequence[Evaluation]) -> float | None:
     """The figure at a time; before the first evaluation and without any it is unknown."""
-    smooth = _smoothed(evaluations)
+    smooth = smoothed(evaluations)
     if not smooth or at_s < smooth[0][0]:
         return None
     times_s, figures = zip(*smooth, strict=True)
     return float(np.interp(at_s, times_s, figures))
 
 
-def _smoothed(evaluations: Sequence[Evaluation]) -> list[tuple[float, float]]:
+def smoothed(evaluations: Sequence[Evaluation]) -> list[tuple[float, float]]:
     """The middle of each run of evaluations: its time and the mean figure."""
     runs = [evaluations[i : i + SMOOTHED] for i in range(len(evaluations) - SMOOTHED + 1)]
     return [(run[SMOOTHED // 2][1], sum(entry[2] for entry in run) / SMOOTHED) for run in runs]

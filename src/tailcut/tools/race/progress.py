@@ -2,7 +2,7 @@
 
 Lines have ``step`` and ``at_s``, the rank's own time since its first timed step. A step has ``step_s``,
 ``loss`` and with tailcut ``ops_s``. An evaluation, by rank 0 only, has ``figure`` and with tailcut ``spent``
-(ε) and ``lost_frac``. The first line of rank 0 has the workload's ``facts`` instead.
+(ε), ``budget`` (its limit) and ``lost_frac``. The first line of rank 0 has the workload's ``facts`` instead.
 """
 
 from __future__ import annotations

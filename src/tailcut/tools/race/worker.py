@@ -68,7 +68,7 @@ def spent(racer: Racer) -> dict[str, float]:
     stats = racer.stats()
     if stats is None:
         return {}
-    return {"spent": stats.epsilon.total, "lost_frac": stats.lost_frac}
+    return {"spent": stats.epsilon.total, "budget": stats.budget, "lost_frac": stats.lost_frac}
 
 
 def result_of(racer: Racer, order: dict[str, Any], rank: int) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailcut.tools.demo.digits import TEST_IMAGES
-from tailcut.tools.demo.director import Run, Story
-from tailcut.tools.demo.worker import Script, Step
+from tailcut.tools.demo.freeze.digits import TEST_IMAGES
+from tailcut.tools.demo.freeze.director import Run, Story
+from tailcut.tools.demo.freeze.worker import Script, Step
 
 WARM_STEPS = 5
 """The times leave these first steps out: they touch fresh memory, and DDP rebuilds its buckets."""

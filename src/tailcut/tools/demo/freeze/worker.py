@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tailcut.config import Config
 from tailcut.errors import ConfigError
 from tailcut.report import Report
-from tailcut.tools.demo.digits import CLASSES, PIXELS, Digits, batches, steps_per_epoch
+from tailcut.tools.demo.freeze.digits import CLASSES, PIXELS, Digits, batches, steps_per_epoch
 from tailcut.tools.workers import Send
 
 Side = Literal["tailcut", "gloo"]

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tailcut.tools.demo.display import Display, Glance
-from tailcut.tools.demo.worker import Board, Replica, Script, Side
+from tailcut.tools.demo.freeze.rows import Glance, Rows
+from tailcut.tools.demo.freeze.worker import Board, Replica, Script, Side
 from tailcut.tools.workers import Workers
 
 REDRAW_S = 0.05
@@ -38,14 +38,14 @@ class Story:
 class Director:
     """The parent's side of a run."""
 
-    def __init__(self, side: Side, script: Script, workers: Workers, board: Board, display: Display) -> None:
+    def __init__(self, side: Side, script: Script, workers: Workers, board: Board, rows: Rows) -> None:
         self._side = side
         self._script = script
         self._pids = workers.pids
         self._messages = workers.messages(REDRAW_S)
         self._replicas: dict[int, Replica] = {}
         self._board = board
-        self._display = display
+        self._rows = rows
         self._state = "starting"
 
     def play(self) -> Run:
@@ -72,7 +72,7 @@ class Director:
     def _watch(self, done: Callable[[], bool]) -> None:
         """Show the board until ``done()``. Raises when a worker fails."""
         while True:
-            self._display.show(self._glance())
+            self._rows.show(self._glance())
             if done():
                 return
             message = next(self._messages, None)
