@@ -75,7 +75,7 @@ bool Broadcast::most_have_room_for(Op& op) {
     const Audience::Set covered = op.covered();
     Audience::Set without;
     for (std::size_t k = 0; k < audience_.ranks.size(); ++k)
-        without[k] = covered[k] && !pools_.have_room_for_means(audience_.ranks[k], op.seq(), false);
+        without[k] = covered[k] && !pools_.have_room_for_means(audience_.ranks[k], op.seq());
     if (2 * without.count() > covered.count()) return false;
     for (std::size_t k = 0; without.any() && k < audience_.ranks.size(); ++k)
         if (without[k]) {

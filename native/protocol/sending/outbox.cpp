@@ -144,7 +144,7 @@ bool Outbox::next_data_of(Time now, Rank rank, Seq first, Seq last, Outgoing& ou
         const Seq seq = at->first;
         if (roster_[rank].left(seq) || (ops_.stopped() && seq >= ops_.next_seq())) break;
         bool over = seq < ops_.next_seq();
-        const bool room = pools_.have_room_for_means(rank, seq, ops_.lags(rank));
+        const bool room = pools_.have_room_for_means(rank, seq);
         if (!room) ask_later(now, rank);  // it says when it has gone on
         const bool alive = last > ops_.next_seq();
         if (!room && !(alive && pools_.have_room_for_contributions(rank, seq, ops_.first_timed()))) break;

@@ -24,7 +24,7 @@ public:
           roster_(roster),
           links_(links),
           lengths_(2 * std::size_t{settings.window_ops}),
-          known_(2 * std::size_t{settings.shape.ranks}) {}
+          known_(settings.shape.ranks) {}
 
     void note_op(Seq seq, std::uint32_t bucket_len) { lengths_[seq % lengths_.size()] = bucket_len; }
 
@@ -51,22 +51,17 @@ public:
         return seq - entered < settings_.window_ops && 2 * needed <= links_[rank].settings.pool_bytes;
     }
 
-    // `lags`: it is so far behind that it must come nearer by itself. Then it is sent no more means than keep the ways
-    // to it busy until it has entered the next op: it may never use the others.
-    bool have_room_for_means(Rank rank, Seq seq, bool lags) {
+    bool have_room_for_means(Rank rank, Seq seq) {
         const Seq entered = roster_[rank].entered;
         if (seq < entered) return true;
         if (seq - entered >= settings_.window_ops) return false;
-        Known& known = known_[2u * rank + lags];
+        Known& known = known_[rank];
         if (known.entered != entered) known = {entered, entered, std::numeric_limits<Seq>::max()};
         if (seq < known.fits_below) return true;
         if (seq >= known.full_from) return false;
         std::uint64_t needed = 0;
         for (Seq at = entered; at <= seq; ++at) needed += (std::uint64_t{length_of(at)} + 16) * sizeof(float);
-        const std::uint64_t ways =
-            std::uint64_t{2} * settings_.shape.ranks * links_[rank].settings.window_bytes;
-        const bool fits = 2 * needed <= links_[rank].settings.pool_bytes &&
-                          (!lags || seq - entered < kNextOps || needed <= ways);
+        const bool fits = 2 * needed <= links_[rank].settings.pool_bytes;
         (fits ? known.fits_below : known.full_from) = fits ? seq + 1 : seq;
         return fits;
     }
@@ -79,14 +74,13 @@ private:
     struct Known {
         Seq entered = std::numeric_limits<Seq>::max(), fits_below = 0, full_from = 0;
     };
-    static constexpr Seq kNextOps = 2;  // one is taken in while the next comes
 
     const Settings& settings_;
     const Epochs& epochs_;
     const Roster& roster_;
     const Links& links_;
     std::vector<std::uint32_t> lengths_;  // bucket lengths of recent ops, by seq modulo the size
-    std::vector<Known> known_;            // by rank, and whether it lags
+    std::vector<Known> known_;            // by rank
 };
 
 }  // namespace tailcut
