@@ -17,8 +17,6 @@ Block::~Block() {
 void Block::leave_pool() {
     if (!pooled_) return;
     home_->pool_used_ -= floats_;
-    home_->flight_used_ += floats_;
-    home_->note_peaks();
     pooled_ = false;
 }
 
@@ -26,8 +24,6 @@ bool Block::join_pool() {
     if (pooled_ || !home_) return true;
     if (home_->pool_used_ + floats_ > home_->pool_) return false;
     home_->pool_used_ += floats_;
-    home_->flight_used_ -= floats_;
-    home_->note_peaks();
     pooled_ = true;
     return true;
 }
@@ -52,24 +48,21 @@ Block Memory::allocate(std::size_t floats, bool pooled) {
         const std::size_t bytes = elided_ ? 64 : floats * sizeof(float);
         taken = {floats, Array(static_cast<float*>(::operator new[](bytes, std::align_val_t{64})))};
     }
-    (pooled ? pool_used_ : flight_used_) += taken.first;
-    note_peaks();
+    used_ += taken.first;
+    peak_ = std::max(peak_, used_);
+    shrink_kept(peak_ - used_);
+    if (pooled) pool_used_ += taken.first;
     return Block(this, taken.second.release(), taken.first, pooled);
 }
 
 void Memory::release(Block& block) {
     Array array(block.data_);
-    (block.pooled_ ? pool_used_ : flight_used_) -= block.floats_;
-    if (block.floats_ > spare()) return;
-    shrink_kept(spare() - block.floats_);
+    used_ -= block.floats_;
+    if (block.pooled_) pool_used_ -= block.floats_;
+    if (block.floats_ > peak_ - used_) return;
+    shrink_kept(peak_ - used_ - block.floats_);
     kept_floats_ += block.floats_;
     kept_.emplace_back(block.floats_, std::move(array));
-}
-
-void Memory::note_peaks() {
-    pool_peak_ = std::max(pool_peak_, pool_used_);
-    flight_peak_ = std::max(flight_peak_, flight_used_);
-    shrink_kept(spare());
 }
 
 // Frees the oldest blocks first, so that sizes no longer used do not stay forever.

@@ -4,8 +4,8 @@
 //              which take a fraction of it, the pool is all that the network can make a rank allocate.
 //   in flight: ops of the local rank. A pooled block moves here when its op is entered.
 // Freed blocks are kept for the next op, so that a steady state neither allocates nor touches fresh pages.
-// Used and kept blocks together never exceed the peaks of both accounts. Each has its own: while history grows, ops
-// in flight go on in the blocks that they had. Not thread-safe. Must outlive its blocks.
+// Used and kept blocks together never exceed the peak of what was used. Not thread-safe. Must outlive its
+// blocks.
 #pragma once
 
 #include <cstddef>
@@ -64,7 +64,7 @@ public:
     bool could_hold(std::size_t floats) const { return floats + 16 <= pool_; }  // if the pool were empty
 
     std::size_t pool_used_bytes() const { return pool_used_ * sizeof(float); }
-    std::size_t total_bytes() const { return (pool_used_ + flight_used_ + kept_floats_) * sizeof(float); }
+    std::size_t total_bytes() const { return (used_ + kept_floats_) * sizeof(float); }
 
 private:
     friend class Block;
@@ -74,14 +74,11 @@ private:
     using Array = std::unique_ptr<float[], Freed>;
     Block allocate(std::size_t floats, bool pooled);
     void release(Block& block);
-    void note_peaks();
-    // How much may be kept.
-    std::size_t spare() const { return flight_peak_ - flight_used_ + pool_peak_ - pool_used_; }
     void shrink_kept(std::size_t limit);
 
     const std::size_t pool_;
     const bool elided_;
-    std::size_t pool_used_ = 0, pool_peak_ = 0, flight_used_ = 0, flight_peak_ = 0, kept_floats_ = 0;
+    std::size_t pool_used_ = 0, used_ = 0, peak_ = 0, kept_floats_ = 0;
     std::vector<std::pair<std::size_t, Array>> kept_;  // oldest first
 };
 

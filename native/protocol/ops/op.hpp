@@ -143,7 +143,7 @@ public:
     bool compacted() const { return !owned_ || owned_->compacted(); }
     bool is_history() const { return ended_ && owned_->pooled(); }
     std::size_t compact_floats() const { return owned_->compact_floats(); }
-    bool compact() { return owned_->compact(); }
+    void compact(Block smaller) { owned_->compact(std::move(smaller)); }
 
     void count_received(std::size_t bytes) {
         ++report_.traffic.received_packets;

@@ -310,7 +310,7 @@ void Ops::note_closed(Op& op) {
     if (listener_) listener_->on_close(op, due);
     // A rank that is behind keeps only the mean, so that it can serve its shard for long.
     if (op.entered() || !op.reduced() || op.compacted()) return;
-    op.compact();
+    if (Block smaller = context_.memory.take_pool(op.compact_floats())) op.compact(std::move(smaller));
 }
 
 void Ops::end_if_complete(Time now, Slot& slot, Op& op) {

@@ -95,9 +95,9 @@ public:
     // The peer is served by unicast from here on.
     void serve_apart(Rank peer);
 
-    // Once reduced: keeps only the mean, in the pool; false, and nothing changes, if that has no room.
+    // Once reduced: keeps only the mean, in `smaller`.
     std::size_t compact_floats() const { return values_->mean_floats(); }
-    bool compact() { return values_->compact(); }
+    void compact(Block smaller) { values_->compact(std::move(smaller)); }
     bool compacted() const { return values_->compacted(); }
     bool pooled() const { return values_->pooled(); }
 

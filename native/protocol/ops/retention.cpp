@@ -39,13 +39,13 @@ void Retention::note_eviction(Seq seq) {
     forgot_ = true;
 }
 
-// Moves the mean of an op that is over to the pool, for which older ones are given up.
-bool Retention::make_history(Op& op) {
+// Takes pool memory for the mean of an op that is over.
+Block Retention::history_room(const Op& op) {
     const std::size_t floats = op.compact_floats();
     while (context_.memory.pool_used_bytes() + floats * sizeof(float) > settings_.pool_bytes / 4 * 3 &&
            evict_mean(op.seq())) {
     }
-    return op.compact();
+    return context_.memory.take_pool(floats);
 }
 
 // ---- who needs what ------------------------------------------------------------------------------------------
@@ -108,8 +108,11 @@ Retention::Slots::iterator Retention::retire_some(Slots::iterator at) {
         if (op.entered() && !op.ended()) return false;
         if (table_.next_seq - seq > settings_.late_ops()) op.drop_late_contributions();
         bool drop = table_.next_seq - seq > settings_.window_ops;
-        if (!drop && op.ended() && table_.next_seq - seq > 2 && !op.is_history())
-            drop = !make_history(op) && !awaited(seq, op);
+        if (!drop && op.ended() && table_.next_seq - seq > 2 && !op.compacted()) {
+            Block smaller = history_room(op);
+            drop = !smaller && !awaited(seq, op);
+            if (smaller) op.compact(std::move(smaller));
+        }
         if (drop && !retired(seq, op)) note_eviction(seq);
         return drop;
     });

@@ -66,7 +66,7 @@ private:
     bool retired(Seq seq, const Op& op) const;
     bool awaited(Seq seq, const Op& op) const;
     bool owes_late(Rank rank, const Op& op) const;
-    bool make_history(Op& op);
+    Block history_room(const Op& op);
     bool evict_mean(Seq below);
     void note_eviction(Seq seq);
 

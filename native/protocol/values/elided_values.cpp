@@ -121,22 +121,6 @@ void ElidedRawReduction::cut(std::uint32_t first, std::uint32_t last, const std:
     }
 }
 
-bool ElidedReduction::compact() {
-    if (compacted_) return memory_.join_pool();
-    Block smaller = context_.memory.take_pool(mean_floats());
-    if (!smaller) return false;
-    memory_ = std::move(smaller);
-    compacted_ = true;
-    return true;
-}
-
-void ElidedRawReduction::hand_back(bool needed) {
-    if (!memory_) return;
-    memory_ = {};
-    if (needed) memory_ = context_.memory.take(plan_.layout.shard_stride());
-    compacted_ = true;
-}
-
 std::uint32_t ElidedRawReduction::packet(Destination to, const Run& run, Outgoing& out) const {
     const std::uint32_t most = context_.granules(context_.limits_to(to), {});
     const std::uint32_t granules = std::min(run.last - run.first, most);

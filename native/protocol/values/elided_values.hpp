@@ -62,7 +62,10 @@ public:
     void save() override {}
     void take_over(std::span<const Run>, float*) const override {}
     void hand_back(bool) override {}
-    bool compact() override;
+    void compact(Block smaller) override {
+        memory_ = std::move(smaller);
+        compacted_ = true;
+    }
     bool compacted() const override { return compacted_; }
     bool pooled() const override { return memory_.pooled(); }
     void leave_pool() override { memory_.leave_pool(); }
@@ -75,6 +78,7 @@ protected:
     const Plan plan_;
     const Rank shard_;
 
+private:
     Block memory_;
     bool compacted_;  // true from the beginning if there is nothing but the mean
 };
@@ -91,8 +95,7 @@ public:
         return false;
     }
     std::uint32_t packet(Destination to, const Run& run, Outgoing& out) const override;
-    void hand_back(bool needed) override;
-    std::size_t mean_floats() const override { return memory_ ? plan_.layout.shard_stride() : 0; }
+    std::size_t mean_floats() const override { return plan_.layout.shard_stride(); }
 
 protected:
     void cut(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,

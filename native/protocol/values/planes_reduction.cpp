@@ -329,10 +329,7 @@ std::size_t PlanesReduction::mean_floats() const {
     return (all + sizeof(float) - 1) / sizeof(float);
 }
 
-bool PlanesReduction::compact() {
-    if (compacted()) return memory_.join_pool();
-    Block smaller = context_.memory.take_pool(mean_floats());
-    if (!smaller) return false;
+void PlanesReduction::compact(Block smaller) {
     std::vector<std::size_t> packed(heads_.size());
     std::size_t end = 0;
     for (std::uint32_t g = 0; g < packets_.size(); g = present_.test(g) ? g + head_at(g).granules : g + 1) {
@@ -346,7 +343,6 @@ bool PlanesReduction::compact() {
     memory_ = std::move(smaller);
     mean_ = bytes(memory_);
     pieces_ = {};
-    return true;
 }
 
 }  // namespace tailcut

@@ -64,7 +64,7 @@ public:
     void hand_back(bool) override { bucket_shard_ = nullptr; }
 
     std::size_t mean_floats() const override;
-    bool compact() override;
+    void compact(Block smaller) override;
     bool compacted() const override { return mean_ == bytes(memory_); }
     bool pooled() const override { return memory_.pooled(); }
     void leave_pool() override { memory_.leave_pool(); }

@@ -186,24 +186,15 @@ void RawReduction::take_over(std::span<const Run> runs, float* bucket_shard) con
     }
 }
 
-// All contributions are in the mean, and the mean is in the bucket.
 void RawReduction::hand_back(bool needed) {
     const float* mean = std::exchange(bucket_shard_, nullptr);
-    if (!mean || !memory_) return;
-    memory_ = {};
-    if (needed) memory_ = context_.memory.take(plan_.layout.shard_stride());
-    mean_ = memory_.data();
-    if (needed) std::copy_n(mean, plan_.layout.length(shard_), mean_);
+    if (mean && needed) std::copy_n(mean, plan_.layout.length(shard_), mean_);
 }
 
-bool RawReduction::compact() {
-    if (compacted()) return memory_.join_pool();
-    Block smaller = context_.memory.take_pool(mean_floats());
-    if (!smaller) return false;
+void RawReduction::compact(Block smaller) {
     std::copy_n(mean_, plan_.layout.length(shard_), smaller.data());
     memory_ = std::move(smaller);
     mean_ = memory_.data();
-    return true;
 }
 
 // ---- means ------------------------------------------------------------------------------------------------

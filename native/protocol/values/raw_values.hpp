@@ -63,8 +63,8 @@ public:
     void take_over(std::span<const Run> runs, float* bucket_shard) const override;
     void hand_back(bool needed) override;
 
-    std::size_t mean_floats() const override { return memory_ ? plan_.layout.shard_stride() : 0; }
-    bool compact() override;
+    std::size_t mean_floats() const override { return plan_.layout.shard_stride(); }
+    void compact(Block smaller) override;
     bool compacted() const override { return mean_ == memory_.data(); }
     bool pooled() const override { return memory_.pooled(); }
     void leave_pool() override { memory_.leave_pool(); }

@@ -93,8 +93,7 @@ public:
     virtual void hand_back(bool needed) = 0;
 
     virtual std::size_t mean_floats() const = 0;
-    // Keeps only the mean, in the pool; false, and nothing changes, if that has no room.
-    virtual bool compact() = 0;
+    virtual void compact(Block smaller) = 0;  // keeps only the mean
     virtual bool compacted() const = 0;
     virtual bool pooled() const = 0;
     virtual void leave_pool() = 0;
