@@ -16,8 +16,8 @@ from tailcut.report import Report, size_of
 from tailcut.stats import ON_TIME_STANDING, OpBounds, Standing
 
 ABSENT_BUDGET = 0.0
-"""Ranks that have not entered are left out early while what is late costs less of the budget than this: never,
-until catching up bears it on busy hosts."""
+"""Ranks that have not entered are left out early while what is late costs less of the budget than this. It is
+never so until catching up bears it on busy hosts."""
 
 COLUMN_SHARE = 0.25
 """The deadline of a column's op, as a share of the deadline. Its bytes are few. What is left after SCATTER in
