@@ -18,8 +18,6 @@ struct Bounds {
     Duration scatter_grace = 0;  // t_C: SCATTER closes this long after all non-silent ranks' last parts came
     Duration gather_grace = 0;   // t_C: the same for GATHER, which ends the op
     Duration deadline = 0;       // the op ends at the latest this long after the rank's own entry
-    // SCATTER leaves out ranks that have not entered this long after all others delivered; 0: it awaits them as others.
-    Duration absent = 0;
 };
 
 // How coordinates travel in the codec planes.
