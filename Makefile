@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-latest-torch bench lint sanitize format docs stub clean
+.PHONY: help setup demo test test-fast test-frameworks test-latest-torch bench lint sanitize format docs stub clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -32,11 +32,15 @@ setup: $(STAMPS)/dev $(STAMPS)/package ## everything for development, in .venv
 demo: $(STAMPS)/demo $(STAMPS)/package ## train over Gloo, fp16 and tailcut on a testbed; ends with a report (4 minutes)
 	@$(VENV)/bin/tailcut demo $(DEMO)
 
-test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run all tests (about 20 minutes on two cores)
+test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run all tests but those of frameworks (about 20 minutes on two cores)
 	@$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-fast: $(STAMPS)/dev $(STAMPS)/package ## run the tests that take little time (about a minute)
 	@$(VENV)/bin/python -m pytest --fast
+
+# Lightning, Transformers, Accelerate, Ray and torchft: hundreds of megabytes, so `make test` leaves these tests OUT.
+test-frameworks: $(STAMPS)/frameworks $(STAMPS)/package ## install the frameworks and run tests/frameworks, which make test leaves OUT
+	@$(VENV)/bin/python -m pytest --frameworks tests/frameworks
 
 # torch 2.14 and later take another adapter than the pinned torch. Gigabytes, so it is not a part of `make test`.
 LATEST := .venv-latest
@@ -124,6 +128,11 @@ $(STAMPS)/dev: $(STAMPS)/demo
 	@scripts/system-packages test testbed
 	@echo "==> setting up $(VENV): the tools"
 	@$(PIP) install -qq -r constraints-dev.txt
+	@touch $@
+
+$(STAMPS)/frameworks: $(STAMPS)/dev constraints-frameworks.txt
+	@echo "==> setting up $(VENV): the frameworks (some minutes)"
+	@$(PIP) install -qq -c constraints-dev.txt -r constraints-frameworks.txt
 	@touch $@
 
 # Not isolated, so that the build tree in build/ keeps its paths and only what changed is compiled again.

@@ -3,6 +3,7 @@
 // checked when the classes are registered.
 #include "bind_reports.hpp"
 
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -11,7 +12,10 @@
 #include <string>
 #include <type_traits>
 
+#include "codec/hash.hpp"
+#include "drivers/ledger_file.hpp"
 #include "protocol/endpoint.hpp"
+#include "protocol/reports/record.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -156,11 +160,45 @@ void bind_reports(nb::module_& m) {
                      all.push_back(granule_bytes(set, report.granules[report.own_shard]));
                  return all;
              })
+        .def("record",
+             [](const OpReport& report) {  // as the ledger has it
+                 const std::vector<std::byte> bytes = record_of(report);
+                 return nb::bytes(bytes.data(), bytes.size());
+             })
         .def("held", [](const OpReport& report) {  // by shard, a byte per granule
             std::vector<nb::bytes> all;
             for (Rank shard = 0; shard < report.held.size(); ++shard)
                 all.push_back(granule_bytes(report.held[shard], report.granules[shard]));
             return all;
         });
+    m.def("record_schema", &record_schema);
+    m.def(
+        "hash_of",
+        [](const nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& bytes) {
+            return codec::hash_of(std::as_bytes(std::span(bytes.data(), bytes.size())));
+        },
+        "bytes"_a);
+    const auto span_of = [](const nb::bytes& bytes) {
+        return std::as_bytes(std::span(bytes.c_str(), bytes.size()));
+    };
+    nb::class_<LedgerFile>(m, "LedgerFile")
+        .def(nb::init<int, std::size_t>(), "descriptor"_a, "most_waiting_bytes"_a)
+        .def(
+            "append",
+            [span_of](LedgerFile& file, int kind, const nb::bytes& payload) {
+                file.append(static_cast<LedgerKind>(kind), span_of(payload));
+            },
+            "kind"_a, "payload"_a)
+        .def(
+            "append_op",
+            [span_of](LedgerFile& file, const nb::bytes& head, const OpReport& report) {
+                file.append(LedgerKind::kOp, span_of(head), record_of(report));
+            },
+            "head"_a, "report"_a)
+        .def_prop_ro("waiting_records",
+                     [](const LedgerFile& file) { return file.progress().waiting_records; })
+        .def_prop_ro("left_out", [](const LedgerFile& file) { return file.progress().left_out; })
+        .def_prop_ro("problem", [](const LedgerFile& file) { return file.progress().problem; })
+        .def("close", &LedgerFile::close, "limit_ns"_a, nb::call_guard<nb::gil_scoped_release>());
     bind_fields<Counters>(m, "Counters").def_static("fields", &names_of<Counters>);
 }

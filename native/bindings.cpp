@@ -15,6 +15,7 @@
 #include "bind_reports.hpp"
 #include "bind_sim.hpp"
 #include "drivers/udp.hpp"
+#include "protocol/replay/replay_core.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -201,6 +202,95 @@ void bind_terms(nb::module_& m) {
         .def_ro("incast", &Terms::incast);
 }
 
+void bind_replay(nb::module_& m) {
+    using Bytes = nb::bytes;
+    const auto bytes_of = [](const ReplayCore::Bytes& bytes) { return Bytes(bytes.data(), bytes.size()); };
+    const auto datagrams = [](const Bytes& bytes) {
+        return std::as_bytes(std::span(bytes.c_str(), bytes.size()));
+    };
+    m.def(
+        "stripe_edges",  // granules at which the stripes of a shard begin, and its end
+        [](std::uint32_t shard_len) {
+            const codec::SendOrder order(shard_len, 1);
+            std::vector<std::uint32_t> edges;
+            for (std::uint32_t k = 0; k <= order.stripes(); ++k) edges.push_back(order.first_granule(k));
+            return edges;
+        },
+        "shard_len"_a);
+    nb::class_<ReplayCore>(m, "ReplayCore")
+        .def(
+            "__init__",
+            [](ReplayCore* self, Rank rank, Rank ranks, std::uint64_t seed, int codec,
+               const std::vector<std::pair<std::uint32_t, std::uint32_t>>& limits, bool carry, Seq late_ops) {
+                std::vector<codec::PacketLimits> by_rank;
+                for (const auto& [payload, trimmed] : limits) by_rank.push_back({payload, trimmed});
+                if (rank >= ranks || by_rank.size() != ranks) throw nb::value_error("limits");
+                new (self) ReplayCore({rank, ranks, seed}, static_cast<wire::Codec>(codec),
+                                      std::move(by_rank), carry, late_ops);
+            },
+            "rank"_a, "ranks"_a, "seed"_a, "codec"_a, "limits"_a, "carry"_a, "late_ops"_a)
+        .def("install", &ReplayCore::install, "epoch"_a)
+        .def("skipped", &ReplayCore::skipped, "from_seq"_a, "until_seq"_a)
+        .def("resynced", &ReplayCore::resynced)
+        .def("forget", &ReplayCore::forget, "key"_a, "first"_a, "last"_a)
+        .def(
+            "take_late",
+            [=](ReplayCore& core, const Bytes& blob, const ReplayCore::Runs& runs,
+                const ReplayCore::Cuts& cuts) { core.take_late(datagrams(blob), runs, cuts); },
+            "contribution"_a, "runs"_a, "cuts"_a)
+        .def("admit", &ReplayCore::admit, "user"_a, "seq"_a, "rank"_a, "subtracted"_a, "runs"_a)
+        .def(
+            "take_late_means",
+            [=](ReplayCore& core, const Bytes& blob, const ReplayCore::Runs& runs) {
+                core.take_late_means(datagrams(blob), runs);
+            },
+            "mean"_a, "runs"_a)
+        .def(
+            "begin",
+            [](ReplayCore& core, Seq seq, std::uint32_t length, std::uint32_t key,
+               std::pair<int, bool> scatter, std::pair<int, bool> gather, std::uint16_t loss_scale_tag) {
+                Terms terms;
+                terms.key = key;
+                terms.scatter = {scatter.first, scatter.second};  // planes, whole
+                terms.gather = {gather.first, gather.second};
+                terms.loss_scale_tag = loss_scale_tag;
+                core.begin(seq, length, terms);
+            },
+            "seq"_a, "length"_a, "key"_a, "scatter"_a, "gather"_a, "loss_scale_tag"_a)
+        .def("close_part", &ReplayCore::close_part, "seq"_a, "runs"_a)
+        .def(
+            "enter",
+            [](ReplayCore& core, Seq seq, const Bucket& bucket, bool contributing) {
+                core.enter(seq, span_of(bucket), contributing);
+            },
+            "seq"_a, "bucket"_a, "contributing"_a)
+        .def(
+            "contribution",
+            [=](ReplayCore& core, Seq seq, Rank peer) { return bytes_of(core.contribution(seq, peer)); },
+            "seq"_a, "peer"_a)
+        .def(
+            "deliver",
+            [=](ReplayCore& core, Seq seq, const Bytes& blob, const ReplayCore::Runs& runs,
+                const ReplayCore::Cuts& cuts) { core.deliver(seq, datagrams(blob), runs, cuts); },
+            "seq"_a, "contribution"_a, "runs"_a, "cuts"_a)
+        .def("close", &ReplayCore::close, "seq"_a)
+        .def(
+            "mean", [=](ReplayCore& core, Seq seq, Rank peer) { return bytes_of(core.mean(seq, peer)); },
+            "seq"_a, "peer"_a)
+        .def(
+            "place",
+            [=](ReplayCore& core, Seq seq, const Bytes& blob, const ReplayCore::Runs& runs,
+                const ReplayCore::Cuts& cuts) { core.place(seq, datagrams(blob), runs, cuts); },
+            "seq"_a, "mean"_a, "runs"_a, "cuts"_a)
+        .def("place_empty", &ReplayCore::place_empty, "seq"_a, "shard"_a, "runs"_a)
+        .def(
+            "end",  // returns the hash of the own shard's result
+            [](ReplayCore& core, Seq seq, bool complete, const std::vector<float>& shares) {
+                return core.end(seq, complete ? Status::kComplete : Status::kPartial, shares).mean_hash;
+            },
+            "seq"_a, "complete"_a, "shares"_a);
+}
+
 void bind_udp(nb::module_& m) {
     nb::class_<SocketCounters>(m, "SocketCounters")
         .def_ro("send_calls", &SocketCounters::send_calls)
@@ -224,7 +314,10 @@ void bind_udp(nb::module_& m) {
                std::uint32_t payload_bytes, std::uint32_t trim_payload_bytes, bool paced) {
                 new (self) PeerSettings{window_bytes, pool_bytes, {payload_bytes, trim_payload_bytes}, paced};
             },
-            "window_bytes"_a, "pool_bytes"_a, "payload_bytes"_a, "trim_payload_bytes"_a, "paced"_a);
+            "window_bytes"_a, "pool_bytes"_a, "payload_bytes"_a, "trim_payload_bytes"_a, "paced"_a)
+        .def_prop_ro("payload_bytes", [](const PeerSettings& peer) { return peer.limits.payload_bytes; })
+        .def_prop_ro("trim_payload_bytes",
+                     [](const PeerSettings& peer) { return peer.limits.trim_payload_bytes; });
     m.def("credit_window_bytes", &credit_window_bytes, "buffer_bytes"_a, "ranks"_a);
     m.def(
         "grid_tags",
@@ -254,7 +347,8 @@ void bind_udp(nb::module_& m) {
                Seq window_ops, int codec, bool resend, bool carry, std::size_t pool_bytes,
                std::uint32_t window_bytes, const Terms& terms, const std::vector<PeerSettings>& peers,
                const std::vector<IpAndPort>& addresses, const std::vector<std::vector<IpAndPort>>& sources,
-               const std::vector<Rank>& members, const std::optional<PeerSettings>& group_path) {
+               const std::vector<Rank>& members, const std::optional<PeerSettings>& group_path,
+               bool record_fates) {
                 const bool fit = std::all_of(members.begin(), members.end(),
                                              [&](Rank member) { return member < ranks && member != rank; });
                 if (!fit || (!members.empty() && !group_path)) throw nb::value_error("members");
@@ -270,6 +364,7 @@ void bind_udp(nb::module_& m) {
                 settings.codec = static_cast<wire::Codec>(codec);
                 settings.resend = resend;
                 settings.carry = carry;
+                settings.record_fates = record_fates;
                 settings.pool_bytes = pool_bytes;
                 settings.window_bytes = window_bytes;
                 settings.terms = terms;
@@ -279,7 +374,7 @@ void bind_udp(nb::module_& m) {
             },
             "rank"_a, "ranks"_a, "rows"_a, "seed"_a, "group_tag"_a, "window_ops"_a, "codec"_a, "resend"_a,
             "carry"_a, "pool_bytes"_a, "window_bytes"_a, "terms"_a, "peers"_a, "addresses"_a, "sources"_a,
-            "members"_a = std::vector<Rank>{}, "group_path"_a = nb::none(),
+            "members"_a = std::vector<Rank>{}, "group_path"_a = nb::none(), "record_fates"_a = false,
             nb::call_guard<nb::gil_scoped_release>())
         .def(
             "submit",
@@ -401,6 +496,7 @@ NB_MODULE(_native, m) {
     bind_reports(m);
     bind_terms(m);
     bind_udp(m);
+    bind_replay(m);
     bind_pacing(m);
     bind_sim(m);
 }

@@ -24,17 +24,21 @@ SLOW_MODULES = {
     "test_demo_report",
     "test_doctor",
     "test_examples",
+    "test_hybrid",
     "test_late_training",
     "test_multicast",
     "test_pacing",
     "test_policy_planes",
     "test_processes",
     "test_race",
+    "test_replay_training",
     "test_sim_scenarios",
+    "test_stalls",
     "test_testbed",
     "test_time_to_accuracy",
     "test_trimming",
     "test_workloads",
+    "test_wrapped",
 }
 """Modules that ``--fast`` leaves out. They start processes, build networks, train, or simulate for long."""
 
@@ -54,6 +58,10 @@ SLOW_TESTS = {
     "test_what_is_reported_is_what_planes_cost",
 }
 """Tests of other modules that it leaves out."""
+
+FRAMEWORKS = Path(__file__).parent / "frameworks"
+"""Tests of Lightning, Transformers, Accelerate, Ray and torchft. These take hundreds of megabytes, which only
+``make test-frameworks`` installs."""
 
 FAST_SEEDS = 25
 """``--fast`` takes this many seeds of a test that has more."""
@@ -76,6 +84,7 @@ IN_VIRTUAL_TIME = {
     "test_policy_epochs",
     "test_policy_incast",
     "test_policy_planes",
+    "test_replay",
     "test_report",
     "test_rules",
     "test_scenarios",
@@ -100,9 +109,21 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave out the tests that take long")
+    parser.addoption("--frameworks", action="store_true", help="also collect tests/frameworks")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say what is left out: a test that is not collected does not even count as skipped."""
+    return (
+        ""
+        if config.getoption("--frameworks")
+        else "tests/frameworks: NOT collected, see make test-frameworks"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if collection_path == FRAMEWORKS and not config.getoption("--frameworks"):
+        return True
     return True if config.getoption("--fast") and collection_path.stem in SLOW_MODULES else None
 
 

@@ -40,12 +40,14 @@ def torchrun(
     *arguments: str,
     env: dict[str, str] | None = None,
     launcher: tuple[str, ...] = (),
+    limit_s: float = LIMIT_S,
 ) -> Run:
-    """Run tests/training/``script`` on ``ranks`` ranks in a directory of its own."""
+    """Run tests/training/``script`` on ``ranks`` ranks in a directory of its own; ``frameworks.script`` is
+    one of tests/frameworks."""
     with tempfile.TemporaryDirectory() as directory:
         command = [str(TORCHRUN), "--standalone", f"--nproc-per-node={ranks}", *launcher, "-m"]
         with _started(
-            [*command, f"tests.training.{script}", *arguments], directory, env or {}, subprocess.DEVNULL
+            [*command, _module(script), *arguments], directory, env or {}, subprocess.DEVNULL, limit_s
         ) as process:
             _, err = process.communicate()
         files = [Path(directory, f"{rank}.json") for rank in range(ranks)]
@@ -96,6 +98,7 @@ def workers(
     *arguments: str,
     env: dict[str, str] | None = None,
     hosts: tuple[str, ...] = (),
+    limit_s: float = LIMIT_S,
 ) -> Iterator[list[Worker]]:
     """``ranks`` ranks without torchrun, which would end them all when one dies.
 
@@ -107,10 +110,11 @@ def workers(
             Worker(
                 stack.enter_context(
                     _started(
-                        [*inside[rank], sys.executable, "-m", f"tests.training.{script}", *arguments],
+                        [*inside[rank], sys.executable, "-m", _module(script), *arguments],
                         str(directory),
                         {"RANK": str(rank), "WORLD_SIZE": str(ranks), **(env or {})},
                         subprocess.PIPE,
+                        limit_s,
                     )
                 )
             )
@@ -118,9 +122,13 @@ def workers(
         ]
 
 
+def _module(script: str) -> str:
+    return f"tests.{script}" if "." in script else f"tests.training.{script}"
+
+
 @contextlib.contextmanager
 def _started(
-    command: list[str], directory: str, env: dict[str, str], stdin: int
+    command: list[str], directory: str, env: dict[str, str], stdin: int, limit_s: float = LIMIT_S
 ) -> Iterator[subprocess.Popen[str]]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TAILCUT_")}
     ours = {
@@ -140,7 +148,7 @@ def _started(
         text=True,
         start_new_session=True,
     )
-    watchdog = threading.Timer(LIMIT_S, _kill_tree, [process])  # also ends a read from it
+    watchdog = threading.Timer(limit_s, _kill_tree, [process])  # also ends a read from it
     watchdog.start()
     try:
         yield process

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tailcut import Ledger
 from tests.launch import Worker, workers
 
 MISSED = 20
@@ -49,7 +51,8 @@ def freeze(frozen: Worker, *others: Worker, poison: bool = False) -> list[dict[s
 
 @pytest.mark.parametrize("mode", ["plain", "scaled"])
 def test_a_rank_that_was_frozen_skips_the_steps_that_it_has_missed(tmp_path: Path, mode: str) -> None:
-    with workers(tmp_path, 3, "skipper", QUICK, mode) as group:
+    ledgers = tmp_path / "ledgers"
+    with workers(tmp_path, 3, "skipper", QUICK, mode, env={"TAILCUT_LEDGER": str(ledgers)}) as group:
         one, frozen, two = group
         assert [worker.hear() for worker in group] == ["attached"] * 3
         before = train(8, *group)[0]
@@ -77,6 +80,12 @@ def test_a_rank_that_was_frozen_skips_the_steps_that_it_has_missed(tmp_path: Pat
         assert len({result["scale"] for result in results}) == 1
         said = end(*group)
         assert said.count("tailcut: rank 1 was 19 steps behind: took their means in") == 1
+    for rank, ledger in Ledger.open(ledgers).ranks.items():
+        events = Counter(note.event for note in ledger.notes)
+        assert events["skipped step"] == (MISSED - 1 if rank == 1 else 0)
+        assert events["resync"] == 1
+        assert events["parameters"] >= (rank != 1)
+        assert (events["not applied"] > 0) == (mode == "scaled")
 
 
 def test_the_others_do_not_wait_for_who_is_away(tmp_path: Path) -> None:

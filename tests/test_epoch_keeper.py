@@ -11,6 +11,7 @@ import pytest
 from tailcut import FileStore, Report, _native
 from tailcut.engine.epochs import EpochKeeper
 from tailcut.grid import GridLayout
+from tailcut.ledger.writer import NO_LEDGER
 from tailcut.policy.epoch_values import Epoch
 from tailcut.policy.epochs import Agreement
 from tests.groups import open_groups
@@ -62,7 +63,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def keeper_with(store: FileStore, *lanes: Lane) -> EpochKeeper:
-    return EpochKeeper(Agreement(0, GridLayout(2), len(lanes)), store, "prefix/", lanes)
+    return EpochKeeper(Agreement(0, GridLayout(2), len(lanes)), store, "prefix/", lanes, NO_LEDGER)
 
 
 def test_all_lanes_are_told_of_an_epoch(tmp_path: Path) -> None:

@@ -159,6 +159,69 @@ def test_history_that_is_gone_ends_the_op_soon_and_says_so() -> None:
     assert all(simulation.native.counters[rank].evicted_means > 0 for rank in range(3))
 
 
+def busy(period_s: float, busy_s: float, start_s: float, end_s: float) -> list[Freeze]:
+    """The hosts of the others have no time for it again and again."""
+    starts_s = np.arange(start_s, end_s, period_s).tolist()
+    return [Freeze(rank, at_s, at_s + busy_s) for at_s in starts_s for rank in range(FROZEN)]
+
+
+def test_means_are_waited_for_while_their_owners_are_busy() -> None:
+    """It hears nothing for longer than the bounds of an op that it has just entered."""
+    simulation = follow(
+        ops=400,
+        pool_bytes=1 << 20,  # few means are sent ahead
+        compute_s=[[1e-3, 1e-3, 1e-3, 50e-6]] * 400,
+        freezes=[Freeze(FROZEN, 0.05, 0.2), *busy(15e-3, 10e-3, start_s=0.2001, end_s=0.4)],
+    )
+    reports = missed(simulation)
+    assert {report.status for report in reports} == {"complete"}
+    assert max(report.elapsed_s for report in reports) > 4 * (BOUNDS.scatter_s + BOUNDS.gather_s)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_means_that_were_lost_come_again_from_owners_that_are_busy(seed: int) -> None:
+    """Their last parts have come, and the grace is over before the rest is sent again."""
+    simulation = follow(
+        ops=300,
+        seed=seed,
+        loss=0.1,
+        freezes=[Freeze(FROZEN, 0.05, 0.4), *busy(2.2e-3, 2e-3, start_s=0.4, end_s=0.7)],
+    )
+    assert len(missed(simulation)) > 150
+    assert {report.status for report in missed(simulation)} == {"complete"}
+
+
+def test_means_that_nobody_can_serve_are_not_waited_for() -> None:
+    """All others die while it catches up: they are silent after two ops, which end by their deadline."""
+    deaths = [Freeze(rank, 0.2001, None) for rank in range(FROZEN)]
+    simulation = follow(
+        ops=400,
+        pool_bytes=1 << 20,
+        compute_s=[[1e-3, 1e-3, 1e-3, 50e-6]] * 400,
+        freezes=[Freeze(FROZEN, 0.05, 0.2), *deaths],
+    )
+    reports = missed(simulation)
+    waits = [report for report in reports if report.elapsed_s > 1.01 * (BOUNDS.scatter_s + BOUNDS.gather_s)]
+    assert [report.ended_by for report in waits] == ["deadline"] * 2
+    assert max(report.elapsed_s for report in waits) < 1.01 * DEADLINE_S
+
+
+def test_a_shard_that_was_reduced_in_part_is_not_evicted() -> None:
+    """What was lost of its mean is sent again, from memory that must still be there."""
+    evicted = 0
+    for seed in range(8):
+        simulation = follow(
+            ops=100,
+            seed=seed,
+            loss=0.1,
+            pool_bytes=160_000,
+            freezes=[Freeze(FROZEN, 0.05, 0.07), *busy(10.1e-3, 10e-3, start_s=0.0701, end_s=0.2)],
+        )
+        assert {len(simulation.reports(rank)) for rank in range(4)} == {100}
+        evicted += sum(counters.evicted_shards for counters in simulation.native.counters)
+    assert evicted > 0
+
+
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_a_rank_knows_how_far_the_others_are_and_catches_up(tmp_path: Path, lanes: int) -> None:
     steps, keys = 5, ("a", "b", "c")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tailcut import Freeze, Hang, Scenario, Simulation, _native, simulate
 from tailcut.policy.steering import Steering
 from tailcut.simulation import Baseline, simulate_baseline
-from tailcut.simulation.network import NeighbourFlows, RateChange
+from tailcut.simulation.network import Bursts, NeighbourFlows, RateChange
 from tailcut.tools.sim import Options, run
 from tailcut.tools.sim.figures import Side
 from tailcut.tools.testbed import HostScenario, load_scenario, parse_scenario
@@ -137,6 +138,36 @@ def test_a_ring_waits_for_a_rank_that_hangs() -> None:
     assert longest_s == pytest.approx(4.0, abs=0.2)
 
 
+def blocked_ports(**fields: object) -> Simulation:
+    """Other traffic blocks each port for 0.8 s now and then; 90 ms of computing before each op."""
+    given = {
+        "ops": 150,
+        "length": 400_000,
+        "codec": "planes",
+        "buckets": 1,
+        "window_ops": 1024,
+        "queue_bytes": 24_000_000,
+        "bursts": Bursts(volume_bytes=20_000_000, gap_min_s=2.0, gap_mean_s=4.0),
+    }
+    scenario = group(**given | fields)
+    return simulate(replace(scenario, compute_s=[[0.09] * scenario.ranks] * scenario.ops))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_rank_whose_port_is_blocked_goes_on_sending(seed: int) -> None:
+    """It hears nobody, and its contributions reach the others. It enters ever later, so that some of them
+    come late: 37 and 29 %."""
+    simulation = blocked_ports(seed=seed)
+    reports = [{report.seq: report for report in simulation.reports(rank)} for rank in range(4)]
+    lost = []
+    for rank, own in enumerate(reports):
+        others = [peer for peer in range(4) if peer != rank]
+        deaf = [s for s, report in own.items() if all(report.links[p].gather.lost_frac == 1 for p in others)]
+        lost += [reports[p][s].links[rank].scatter.lost_frac for p in others for s in deaf if s > 30]
+    assert len(lost) > 50
+    assert np.mean(lost) < 0.5
+
+
 NEIGHBOURS = NeighbourFlows(flow_bytes=5_000_000, gap_mean_s=0.8)
 
 
@@ -204,7 +235,7 @@ def test_bounds_follow_a_link_that_becomes_slower_and_recovers_within_20_ops(slo
     slow = (entered_s > slow_from_s) & (entered_s < slow_from_s + slow_for_s)
     first, after = np.flatnonzero(slow)[0], np.flatnonzero(slow)[-1] + 1
     assert np.mean(lost[first + 20 : after - 1]) < 0.01  # it has been waited for
-    assert np.median(elapsed_s(simulation)[after + 20 :]) < 1.1 * usual_s
+    assert np.median(elapsed_s(simulation)[after + 20 :]) < 1.12 * usual_s
     assert not lost[after + 20 :].any()
 
 

@@ -8,8 +8,19 @@ if TYPE_CHECKING:
     from tailcut import codec
     from tailcut.config import Config
     from tailcut.epsilon import Epsilon
-    from tailcut.errors import BehindError, BudgetExceeded, ClosedError, ConfigError, PeerError, TailcutError
+    from tailcut.errors import (
+        BehindError,
+        BudgetExceeded,
+        ClosedError,
+        ConfigError,
+        PeerError,
+        ReplayError,
+        TailcutError,
+    )
     from tailcut.group import Group, Work
+    from tailcut.ledger.book import Ledger, RankLedger
+    from tailcut.ledger.fates import Cut, Fates, LateUse
+    from tailcut.ledger.records import Gap, Note, OpRecord, Start
     from tailcut.mirror import LateCompletion, Link, LinkStage, LrScale, StageReport, Traffic
     from tailcut.pytorch.attach import Attachment, attach
     from tailcut.report import Report, Verdict
@@ -38,27 +49,37 @@ __all__ = [
     "ClosedError",
     "Config",
     "ConfigError",
+    "Cut",
     "Epsilon",
+    "Fates",
     "FileStore",
     "Freeze",
+    "Gap",
     "Group",
     "Hang",
     "LateCompletion",
+    "LateUse",
+    "Ledger",
     "Link",
     "LinkStage",
     "LrScale",
     "Machine",
     "NeighbourFlows",
+    "Note",
     "OpBounds",
+    "OpRecord",
     "Partition",
     "PeerError",
     "Policy",
+    "RankLedger",
     "RateChange",
+    "ReplayError",
     "Report",
     "Scenario",
     "Simulation",
     "StageReport",
     "Standing",
+    "Start",
     "Stats",
     "Store",
     "TailcutError",
@@ -74,8 +95,19 @@ __all__ = [
 _HOMES = {
     "config": ("Config",),
     "epsilon": ("Epsilon",),
-    "errors": ("BehindError", "BudgetExceeded", "ClosedError", "ConfigError", "PeerError", "TailcutError"),
+    "errors": (
+        "BehindError",
+        "BudgetExceeded",
+        "ClosedError",
+        "ConfigError",
+        "PeerError",
+        "ReplayError",
+        "TailcutError",
+    ),
     "group": ("Group", "Work"),
+    "ledger.book": ("Ledger", "RankLedger"),
+    "ledger.fates": ("Cut", "Fates", "LateUse"),
+    "ledger.records": ("Gap", "Note", "OpRecord", "Start"),
     "mirror": ("LateCompletion", "Link", "LinkStage", "LrScale", "StageReport", "Traffic"),
     "pytorch.attach": ("Attachment", "attach"),
     "report": ("Report", "Verdict"),

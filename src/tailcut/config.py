@@ -237,6 +237,18 @@ class Config:
     """As a backend: bound SUM as AVG is bounded, for DDP without ``attach``. Leave it off for groups that sum
     counts."""
 
+    ledger: str = _setting("ledger", str, "", _TEXT)
+    """The directory in which every rank keeps a file of all losses and decisions (docs/ledger.md). It costs
+    some microseconds an op, and a few hundred bytes. Empty keeps none."""
+
+    replay: str = _setting("replay", str, "", _TEXT)
+    """The directory of a ledger that is played again in place of a network (docs/ledger.md). It takes as
+    many processes on one machine as the run had ranks; ``tailcut replay`` starts them. Empty plays none."""
+
+    replay_dump: str = _setting("replay_dump", str, "", _TEXT)
+    """With ``replay``: an op and a file, as ``17:op17.npz``. The replay ends with this op and stores what it
+    follows from; ``tailcut replay --op 17 --dump FILE`` sets it. Empty stores nothing."""
+
     rendezvous_s: float = _setting("rendezvous_s", float, 60.0, _above(0))
     """How long opening a group waits for the other ranks."""
 
@@ -252,6 +264,11 @@ class Config:
                 fits = False
             if not fits:
                 raise ConfigError(f"{entry.name}={value!r} must be {allowed.says}")
+
+    @property
+    def _timeout(self) -> None:
+        """Device meshes of torch ask the options of a backend for it; None is the process group's default."""
+        return None
 
     @property
     def agreed(self) -> dict[str, int | str]:

@@ -21,5 +21,9 @@ class BudgetExceeded(TailcutError, RuntimeError):  # noqa: N818 - the design's n
     """The network has cost more of the gradients than the budget allows."""
 
 
+class ReplayError(TailcutError, RuntimeError):
+    """A replay does not give what was recorded, or cannot go on."""
+
+
 class ClosedError(TailcutError, RuntimeError):
     """The group is closed, or it belongs to another process."""

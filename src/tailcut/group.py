@@ -15,6 +15,7 @@ from tailcut.config import Config, configured
 from tailcut.engine.buffers import bucket_of
 from tailcut.engine.opening import open_rank
 from tailcut.engine.ops import SLICE_NS, Flight, Ops, Run
+from tailcut.engine.replaying import open_replay
 from tailcut.errors import ConfigError, TailcutError
 from tailcut.report import Report
 from tailcut.stats import Stats
@@ -86,7 +87,8 @@ class Group:
         self.config = configured(config, settings)
         self._on_over_budget = on_over_budget
         self._opened_at = notices.users_place()
-        opening = open_rank(rank, world_size, store, self.config, name)
+        open_one = open_replay if self.config.replay else open_rank
+        opening = open_one(rank, world_size, store, self.config, name)
         self.tag = opening.tag
         self.local_address = opening.local_address
         self.codec = opening.codec
@@ -184,8 +186,11 @@ class Group:
         self.close(linger_s=None if kind is None else 0.0)
 
     def __del__(self) -> None:
-        if hasattr(self, "_ops"):
-            self.close(linger_s=0.0)  # the engine may still write to arrays that go with the group
+        try:
+            if hasattr(self, "_ops"):
+                self.close(linger_s=0.0)  # the engine may still write to arrays that go with the group
+        except Exception:  # names that closing needs may be gone when the interpreter ends
+            pass  # nobody can handle it here, and Python would print it
 
     def _sound_alarms(self) -> None:
         alarms, excess = self._ops.take_alarms()

@@ -8,7 +8,12 @@ import warnings
 from types import FrameType
 from typing import Any, NamedTuple
 
-_NOT_THE_USERS = ("tailcut", "torch", "threading", "importlib")
+_NOT_THE_USERS = frozenset(
+    (
+        *("tailcut", "torch", "threading", "importlib"),
+        *("accelerate", "lightning", "pytorch_lightning", "ray", "torchft", "transformers"),
+    )
+)
 """Top-level modules that stand between the user's code and a warning."""
 
 

@@ -129,6 +129,10 @@ class Stats:
     others (docs/resync.md)."""
     rejoined_bytes: int = 0
     """What it has fetched for that."""
+    outside_stalls: int = 0
+    """With ``attach``: collectives that tailcut does not bound, and that took longer than the deadline."""
+    outside_stalled_s: float = 0.0
+    """How long these took together, as far as they have been seen."""
     contributing: bool = True
     """False after this rank was too far behind, until it has rejoined or ``resynced()`` is called."""
     rejected: dict[str, int] = field(default_factory=dict)
@@ -181,6 +185,8 @@ class Stats:
             text += f"; drift {self.drift:.1g}, {with_unit(self.resynced_bytes)} resynced"
         if self.rejoins:
             text += f"; rejoined {self.rejoins} times, with {with_unit(self.rejoined_bytes)}"
+        if self.outside_stalls:
+            text += f"; {self.outside_stalls} stalls outside tailcut, of {self.outside_stalled_s:.2g} s"
         text += "".join(f"; {note}" for note in self._notes())
         return text if self.contributing else f"{text}; too far behind, contributes nothing until resynced"
 

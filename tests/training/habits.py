@@ -334,6 +334,7 @@ def lengths_differ() -> dict[str, Any]:
 
 @case
 def after_close() -> dict[str, Any]:
+    gc.collect()  # threads of earlier models end now, and not in between
     before = [udp_sockets(), native_threads()]
     ddp, optimizer, attachment = trained()
     opened = [udp_sockets() - before[0], native_threads() - before[1]]

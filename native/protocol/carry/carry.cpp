@@ -100,6 +100,10 @@ std::optional<wire::Reject> Carry::contribute(const Plan& plan, const wire::Head
         const auto reason = shard->put(header, payload);
         if (reason == wire::Reject::kPool && evict()) continue;
         if (reason && reason != wire::Reject::kDuplicate) counters_.dropped_late_coords += header.count;
+        if (!reason && keeps_log_ && payload.size() < wire::stated_payload_bytes(header))
+            log_.cuts.push_back({plan.seq, wire::Stage::kScatter, header.source, header.first / kGranule,
+                                 (header.count + kGranule - 1u) / kGranule,
+                                 static_cast<std::uint32_t>(payload.size()), true});
         return reason;
     }
 }
@@ -108,14 +112,14 @@ bool Carry::any(const Plan& user, std::uint32_t first, std::uint32_t last) const
     const Bucket* bucket = carries(user) ? find(user) : nullptr;
     return bucket &&
            std::any_of(bucket->contributions.begin(), bucket->contributions.end(), [&](const auto& entry) {
-               return enters(*entry.second, user) && entry.second->any(first, last);
+               return enters(*entry.second, user) && entry.second->any(user.seq, first, last);
            });
 }
 
 void Carry::add_to(const Plan& user, std::uint16_t loss_scale_tag, std::uint32_t first, std::uint32_t last,
                    std::span<float> sum) {
     for (auto& [seq, shard] : find(user)->contributions)
-        if (enters(*shard, user) && shard->any(first, last))
+        if (enters(*shard, user) && shard->any(user.seq, first, last))
             counters_.carried_contributions +=
                 shard->add_to(sum, first, last, user.seq, rescaling(shard->loss_scale_tag, loss_scale_tag));
 }
@@ -126,7 +130,8 @@ void Carry::hand_over(const Plan& user, std::uint16_t loss_scale_tag, std::span<
     for (auto& [seq, shard] : late->contributions) {
         const Plan& plan = shard->plan();
         const Rank own = plan.own_shard();
-        if (plan.bucket.epoch >= user.bucket.epoch || !shard->any(0, plan.layout.granules(own))) continue;
+        if (plan.bucket.epoch >= user.bucket.epoch || !shard->any(user.seq, 0, plan.layout.granules(own)))
+            continue;
         // It weighs as much as in its own epoch.
         const float factor = rescaling(shard->loss_scale_tag, loss_scale_tag) *
                              static_cast<float>(user.members()) / static_cast<float>(plan.members());
@@ -175,8 +180,13 @@ std::uint64_t Carry::add_means(const Plan& user, std::uint16_t loss_scale_tag, s
     Bucket* carried = carries(user) ? find(user) : nullptr;
     std::uint64_t coords = 0;
     if (!carried) return coords;
-    for (auto& [seq, means] : carried->means)
+    for (auto& [seq, means] : carried->means) {
+        if (keeps_log_)
+            means.each_due([&, from = seq](Rank shard, std::uint32_t first, std::uint32_t last) {
+                note_use({user.seq, from, wire::Stage::kGather, shard, false, first, last});
+            });
         coords += means.add_to(bucket, user.seq, rescaling(means.loss_scale_tag, loss_scale_tag));
+    }
     counters_.carried_means += coords;
     return coords;
 }

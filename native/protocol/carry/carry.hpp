@@ -7,19 +7,25 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "protocol/carry/late_shard.hpp"
 #include "protocol/ops/received_means.hpp"
 #include "protocol/reports/counters.hpp"
+#include "protocol/reports/fates.hpp"
 
 namespace tailcut {
 
 class Carry {
 public:
-    // Without `stands_in` zeros stand in for means that have not come.
-    Carry(bool enabled, bool stands_in, Seq late_ops, Counters& counters)
-        : enabled_(enabled), stands_in_(stands_in), late_ops_(late_ops), counters_(counters) {}
+    // Without `stands_in` zeros stand in for means that have not come. `keeps_log`: there is a ledger.
+    Carry(bool enabled, bool stands_in, Seq late_ops, bool keeps_log, Counters& counters)
+        : enabled_(enabled),
+          stands_in_(stands_in),
+          keeps_log_(keeps_log),
+          late_ops_(late_ops),
+          counters_(counters) {}
 
     bool carries(const Plan& plan) const { return enabled_ && plan.bucket.key != 0; }
     // Whether ranks that are so many ops ahead of one may have forgotten that they lack a mean of it.
@@ -71,6 +77,15 @@ public:
     bool evict();               // gives memory back, the oldest first; false if there is none
     void note_eviction() { ++counters_.evicted_late; }
 
+    // ---- for the ledger
+    void admit_by(const LateAdmission& admission) { admission_ = &admission; }
+    const LateAdmission* admission() const { return admission_; }  // null: all is taken in
+    bool keeps_log() const { return keeps_log_; }
+    void note_use(const LateUse& use) {
+        if (keeps_log_) log_.uses.push_back(use);
+    }
+    LateLog take_log() { return std::exchange(log_, {}); }
+
 private:
     struct Bucket {
         std::uint32_t length = 0;
@@ -87,10 +102,12 @@ private:
         counters_.dropped_late_coords += means.lacking_coords();
     }
 
-    const bool enabled_, stands_in_;
+    const bool enabled_, stands_in_, keeps_log_;
     const Seq late_ops_;
     Counters& counters_;
     std::map<std::uint32_t, Bucket> buckets_;  // by key
+    LateLog log_;
+    const LateAdmission* admission_ = nullptr;
 };
 
 }  // namespace tailcut

@@ -9,6 +9,7 @@
 #include "codec/planes.hpp"
 #include "codec/raw.hpp"
 #include "codec/rotate.hpp"
+#include "protocol/carry/carry.hpp"
 
 namespace tailcut {
 
@@ -76,9 +77,28 @@ bool LateShard::put(Rank rank, std::uint32_t first, std::uint32_t last, const fl
 
 // ---- its use ----------------------------------------------------------------------------------------------
 
-bool LateShard::any(std::uint32_t first, std::uint32_t last) const {
-    const auto in = [&](const GranuleSet& granules) { return granules.any(first, last); };
-    return std::ranges::any_of(due_.added, in) || std::ranges::any_of(due_.subtracted, in);
+template <typename Visit>
+void LateShard::each_admitted(Seq user, Rank rank, bool subtracted, std::uint32_t first, std::uint32_t last,
+                              Visit visit) const {
+    const GranuleSet& due = subtracted ? due_.subtracted[rank] : due_.added[rank];
+    const LateAdmission* admission = context_.carry.admission();
+    if (!admission) return due.each_run(first, last, visit);
+    GranuleSet admitted = due;
+    admission->keep_admitted(user, plan_.seq, rank, subtracted, admitted);
+    admitted.each_run(first, last, visit);
+}
+
+bool LateShard::any(Seq user, std::uint32_t first, std::uint32_t last) const {
+    if (!context_.carry.admission()) {
+        const auto in = [&](const GranuleSet& granules) { return granules.any(first, last); };
+        return std::ranges::any_of(due_.added, in) || std::ranges::any_of(due_.subtracted, in);
+    }
+    bool found = false;
+    for (Rank rank = 0; rank < plan_.layout.ranks; ++rank)
+        for (const bool subtracted : {false, true})
+            each_admitted(user, rank, subtracted, first, last,
+                          [&](std::uint32_t, std::uint32_t) { found = true; });
+    return found;
 }
 
 std::uint64_t LateShard::add_to(std::span<float> sum, std::uint32_t first, std::uint32_t last, Seq user,
@@ -93,16 +113,17 @@ std::uint64_t LateShard::add_to(std::span<float> sum, std::uint32_t first, std::
     std::uint64_t coords = 0;
     for (Rank rank = 0; rank < plan_.layout.ranks; ++rank) {
         const auto use = [&](GranuleSet& due, GranuleSet& done, float sign) {
-            due.each_run(first, last, [&](std::uint32_t from, std::uint32_t to) {
+            each_admitted(user, rank, sign < 0, first, last, [&](std::uint32_t from, std::uint32_t to) {
                 coords += plan_.layout.coords(shard_, from, to);
+                context_.carry.note_use({user, plan_.seq, wire::Stage::kScatter, rank, sign < 0, from, to});
                 done.set(from, to);
+                due.clear(from, to);
                 const float* late = late_[rank].data() + std::size_t{from} * kGranule;
                 const float* mean = mean_.data() + std::size_t{from} * kGranule;
                 const std::size_t at = std::size_t{from - first} * kGranule;
                 for (std::size_t k = 0; !values.empty() && k < std::size_t{to - from} * kGranule; ++k)
                     values[at + k] += sign * (late[k] - mean[k]);
             });
-            due.clear(first, last);
         };
         use(due_.added[rank], used.added[rank], 1);
         use(due_.subtracted[rank], used.subtracted[rank], -1);

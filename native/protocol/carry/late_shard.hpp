@@ -17,6 +17,14 @@
 
 namespace tailcut {
 
+// What an op takes in of what has come late. Without one it is all: a record says what it was then (docs/ledger.md).
+class LateAdmission {
+public:
+    virtual ~LateAdmission() = default;
+    // Leaves in `due`, which is of a rank's contribution to op `seq`, what op `user` takes in.
+    virtual void keep_admitted(Seq user, Seq seq, Rank rank, bool subtracted, GranuleSet& due) const = 0;
+};
+
 class LateShard {
 public:
     LateShard(const OpContext& context, const Plan& plan);
@@ -38,8 +46,8 @@ public:
     virtual void put_own(std::span<const float> bucket_shard) = 0;
     void abstain(Rank rank) { awaited_[rank] = GranuleSet(granules_); }
 
-    // Whether something has come in [first, last) that no op has used.
-    bool any(std::uint32_t first, std::uint32_t last) const;
+    // Whether something has come in [first, last) that no op has used, and that `user` may.
+    bool any(Seq user, std::uint32_t first, std::uint32_t last) const;
     // Adds Σ (late - mean)·factor over the ranks, in rank order, to `sum`, which are the coordinates of
     // [first, last). The range is whole blocks with planes. Counts as used by `user`. Returns how many
     // coordinates of contributions were added.
@@ -80,6 +88,9 @@ private:
         Parts parts;
     };
     bool provide(Block& block);
+    template <typename Visit>
+    void each_admitted(Seq user, Rank rank, bool subtracted, std::uint32_t first, std::uint32_t last,
+                       Visit visit) const;
     Parts& used_by(Seq user);
 
     Block mean_;               // what was sent, without what was carried into it; zero where nobody was

@@ -13,6 +13,8 @@ public:
     GranuleSet() = default;
     explicit GranuleSet(std::uint32_t size) : words_((size + 63) / 64) {}
 
+    std::uint32_t capacity() const { return static_cast<std::uint32_t>(64 * words_.size()); }
+
     void set(std::uint32_t first, std::uint32_t last) {
         each_word(first, last, [&](std::uint32_t w, std::uint64_t mask) {
             words_[w] |= mask;

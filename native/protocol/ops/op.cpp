@@ -53,6 +53,7 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
     owned_->set_loss_scale_tag(loss_scale_tag_);
     set_reliable(terms.reliable);
     report_.ticket = ticket;
+    report_.terms = terms;
     if (!holds()) hold({});
     contributions_ = context_.values.contributions(context_, plan_, scatter_, bucket);
     for (Rank peer = 0; peer < shape_.ranks; ++peer)
@@ -84,19 +85,22 @@ std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
     report_.traffic.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
     const std::uint32_t first = header.first / kGranule;
     const std::uint32_t last = first + wire::delivered_granules(header, payload.size());
-    return owned_->contribute(header, first, last, payload, now);
+    const auto reason = owned_->contribute(header, first, last, payload, now);
+    if (!reason && context_.carry.keeps_log()) note_cut(header, payload.size(), false);
+    return reason;
 }
 
 std::optional<wire::Reject> Op::gather(Time now, const wire::Header& header,
                                        std::span<const std::byte> payload) {
-    if (entered_ && carrying()) {  // EMPTY overwrites it too, with zeros
-        const auto [first, last] = means_->granules_of(header);
-        if (first < last) contributions_->keep(header.shard, first, last);
-    }
+    const auto [first, last] = means_->granules_of(header);
+    if (entered_ && carrying() && first < last)  // EMPTY overwrites it too, with zeros
+        contributions_->keep(header.shard, first, last);
+    const bool again = means_->answered(header.shard).any(first, last);
     const auto reason = means_->place(now, header, payload);
     if (reason) return reason;
     verdict_ |= (header.flags & wire::kVerdict) != 0;
     report_.traffic.trimmed_packets += payload.size() < wire::stated_payload_bytes(header);
+    if (!header.empty() && context_.carry.keeps_log()) note_cut(header, payload.size(), again);
     return std::nullopt;
 }
 
@@ -185,7 +189,10 @@ StageEnd Op::clock_end() const {
     const bool deaf = context_.roster.heard_at() < entered_at_ || !plan_.layout.owned(own_shard());
     const Time majority = deaf ? entered_at_ : owned_->clock().majority_entered_at();
     const Duration grace = std::max(bounds_.gather_grace, context_.roster.repeat_time());
-    if (fetches_ && !deaf && means_->lacking()) {  // it waits while an owner has what is missing
+    if (fetches_ && means_->lacking()) {
+        // Nobody waits for this rank, and it waits while an owner has what is missing, however busy that is. What was
+        // lost comes again too, unless nothing is sent again.
+        if (served() && context_.roster.repeat_time() > 0) return end;
         if (!served()) end = {std::min(end.at, entered_at_ + bounds_.gather_grace), Ending::kBound};
     } else if (majority >= 0) {  // a late rank fetches what there is, in a round trip or two
         const Duration fetch = std::max(bounds_.gather_grace, context_.roster.repeat_time() / 4);
@@ -356,13 +363,16 @@ void Op::retract(const Outgoing& out) {
     }
 }
 
-OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool record_fates) {
+OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool record_fates,
+                 const StandIn* recorded) {
     const bool carried = context_.carries(plan_) && !is_error(status) && !is_void(status);
     owned_->leave_rest_empty();
     owned_->hand_back(awaited);
     report_.energies = contributions_->energies();
     end_contributions(carried);
-    means_->end(carried ? stand_in() : StandIn());
+    const StandIn stand_in = !carried ? StandIn() : recorded ? *recorded : this->stand_in();
+    means_->end(stand_in);
+    report_.stand_ins = stand_in.shares;
     ended_ = true;
     if (carried) end_carrying();
     if (non_finite() && !bucket_.empty()) bucket_[0] = std::numeric_limits<float>::quiet_NaN();
@@ -374,6 +384,9 @@ OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool reco
     for (Rank peer = 0; peer < shape_.ranks; ++peer)
         end_due_[peer] = peer != shape_.self && !means_->has_all(plan_.shard_of(peer));
     fill_report(now, status, ending);
+    LateLog late = context_.carry.take_log();
+    report_.uses = std::move(late.uses);
+    report_.cuts.insert(report_.cuts.end(), late.cuts.begin(), late.cuts.end());
     if (record_fates) this->record_fates(status);
     return std::move(report_);
 }

@@ -38,8 +38,9 @@ public:
 
     // Memory is handed in when it is first needed. Before the op is entered, it comes from the pool.
     std::size_t own_floats() const { return owned_floats(context_.codec, plan_.layout); }
-    void own(Block memory);    // own_floats(); with an empty block the shard can only become EMPTY
-    void hold(Block memory) {  // bucket_len floats
+    void own(Block memory);  // own_floats(); with an empty block the shard can only become EMPTY
+    void set_loss_scale_tag(std::uint16_t tag) { owned_->set_loss_scale_tag(tag); }  // before the entry
+    void hold(Block memory) {                                                        // bucket_len floats
         means_.emplace(context_, plan_, std::move(memory));
     }
 
@@ -85,6 +86,8 @@ public:
     void close(Time now, Ending ending, float skip_above) {
         owned_->close(now, ending, entered_ ? skip_above_ : skip_above);
     }
+    // Closes granules [first, last) of the own shard with what has arrived.
+    void close(Time now, std::uint32_t first, std::uint32_t last) { owned_->close(now, first, last); }
     void cut(Time now, Ending ending, float skip_above) {
         owned_->cut(now, ending, entered_ ? skip_above_ : skip_above);
     }
@@ -103,8 +106,10 @@ public:
     StageEnd end_at() const;
 
     // Ends the op for the caller. The own shard must be closed. What did not come is filled in, and the bucket is
-    // not touched afterwards. `awaited`: some of the own mean may have to be sent again.
-    OpReport end(Time now, Status status, Ending ending, bool awaited, bool record_fates);
+    // not touched afterwards. `awaited`: some of the own mean may have to be sent again. `stand_in`: what stands for means
+    // that did not come, if it is not to be found from earlier ops.
+    OpReport end(Time now, Status status, Ending ending, bool awaited, bool record_fates,
+                 const StandIn* stand_in = nullptr);
     // After the end: what may still come is kept elsewhere.
     ReceivedMeans take_means() {
         ReceivedMeans means = std::move(*means_);
@@ -185,6 +190,7 @@ private:
     void fill_report(Time now, Status status, Ending ending);
     void fill_links();
     SinceEntry since_entry(Time at) const { return at < 0 ? SinceEntry() : at - entered_at_; }
+    void note_cut(const wire::Header& header, std::size_t payload_bytes, bool again);
     void record_fates(Status status);
 
     const OpContext& context_;

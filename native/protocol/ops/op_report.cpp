@@ -1,6 +1,7 @@
 // What an op tells its caller when it ends.
 #include <algorithm>
 
+#include "codec/hash.hpp"
 #include "protocol/ops/op.hpp"
 
 namespace tailcut {
@@ -14,6 +15,7 @@ void Op::fill_report(Time now, Status status, Ending ending) {
     report_.place = shape_.self;
     report_.non_finite = non_finite();
     report_.contributed = contributing_;
+    report_.terms.gather = gather_;  // chosen before the entry, if some of the mean was final then
     report_.entered_at = entered_at_;
     report_.ended_at = now;
     if (context_.codec == wire::Codec::kPlanes) {
@@ -74,14 +76,34 @@ void Op::fill_links() {
     }
 }
 
+// `again`: some of it had come trimmed before, which counts no more.
+void Op::note_cut(const wire::Header& header, std::size_t payload_bytes, bool again) {
+    const wire::Stage stage = header.stage();
+    const Rank from = stage == wire::Stage::kScatter ? header.source : header.shard;
+    const std::uint32_t first = header.first / kGranule;
+    if (again)
+        std::erase_if(report_.cuts, [&](const Cut& cut) {
+            return cut.stage == stage && cut.from == from && cut.first == first;
+        });
+    if (payload_bytes < wire::stated_payload_bytes(header) &&
+        wire::delivered_granules(header, payload_bytes) > 0)
+        report_.cuts.push_back({plan_.seq, stage, from, first, (header.count + kGranule - 1u) / kGranule,
+                                static_cast<std::uint32_t>(payload_bytes)});
+}
+
 void Op::record_fates(Status status) {
     for (Rank shard = 0; shard < shape_.ranks; ++shard)
         report_.granules.push_back(plan_.layout.granules(shard));
     for (Rank rank = 0; rank < shape_.ranks; ++rank) report_.contributions.push_back(owned_->arrived(rank));
+    for (Rank shard = 0; shard < shape_.ranks; ++shard) report_.answered.push_back(means_->answered(shard));
+    report_.answered[own_shard()].set(0, plan_.layout.granules(own_shard()));
     report_.held = means_->held();
     report_.held[own_shard()] = GranuleSet(plan_.layout.granules(own_shard()));
     for (const Run& run : owned_->runs())
         if (!run.empty && !is_void(status)) report_.held[own_shard()].set(run.first, run.last);
+    if (!context_.elided)
+        report_.mean_hash = codec::hash_of(std::as_bytes(
+            bucket_.subspan(plan_.layout.begin(own_shard()), plan_.layout.length(own_shard()))));
 }
 
 }  // namespace tailcut

@@ -169,11 +169,14 @@ Block Ops::room(std::size_t floats, wire::Stage stage, const Op& wanting, Time n
     }
 }
 
+// The latest shard goes of which nothing is final: what was sent of a mean may have to be sent again, and stays as it is.
 bool Ops::evict_shard(const Op& wanting, Time now) {
     Op* victim = nullptr;
     for (auto& [seq, slot] : table_.slots)
         for (auto& op : slot.variants)
-            if (op.get() != &wanting && !op->entered() && op->owns() && !op->reduced()) victim = op.get();
+            if (op.get() != &wanting && !op->entered() && op->owns() && !op->reduced() &&
+                op->own_final() == 0)
+                victim = op.get();
     if (!victim) return false;
     victim->evict(now);
     note_closed(*victim);

@@ -216,6 +216,12 @@ void OwnedShard::close(Time now, Ending ending, float skip_above) {
     close_but(GranuleSet(granules_), now, ending, skip_above);
 }
 
+void OwnedShard::close(Time now, std::uint32_t first, std::uint32_t last) {
+    for (std::uint32_t g = first; g < last; ++g)
+        if (!complete_.test(g)) decided_[g] = shape_.ranks;
+    reduce_complete(first, last, now);
+}
+
 // Every granule that is not held becomes final with the contributions that arrived. If the op is skipped, or nobody
 // is left to apply it, nothing is held.
 void OwnedShard::close_but(const GranuleSet& held, Time now, Ending ending, float skip_above) {

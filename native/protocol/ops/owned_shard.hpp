@@ -45,6 +45,7 @@ public:
     // Reduces what has arrived. If so much is missing that the mean would err by more than `skip_above` of
     // its energy, what is not final becomes EMPTY instead.
     void close(Time now, Ending ending, float skip_above = 0);
+    void close(Time now, std::uint32_t first, std::uint32_t last);  // only these granules
     // Whether a rank that is awaited has still to deliver a reliable granule.
     bool awaits_reliable() const;
 

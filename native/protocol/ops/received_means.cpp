@@ -58,6 +58,7 @@ void ReceivedMeans::owner_left(Rank owner, Time now) {
     const std::uint32_t granules = plan_.layout.granules(shard);
     answered_granules_ += granules - answered_[shard].count(0, granules);
     answered_[shard].set(0, granules);
+    if (granules > 0) values_->note_answers(shard, 0, granules, answered_[shard], held_[shard]);
     last_parts_.note(owner, now);
 }
 

@@ -49,6 +49,8 @@ public:
     void reopen() { values_->reopen(answered_); }  // what came trimmed counts as lacking
     bool lacking() const;                          // some of the other owners' means has not come
     std::uint64_t lacking_coords() const;
+    // What add_to() would add: shards and granules [first, last).
+    void each_due(const DueVisit& visit) const { values_->each_due(visit); }
     // Adds (mean - stand-in)·factor of what has come since to the result of a later op of the bucket. Returns how
     // many coordinates that was.
     std::uint64_t add_to(std::span<float> bucket, Seq user, float factor);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/types.hpp"
+#include "protocol/reports/fields.hpp"
 
 namespace tailcut {
 
@@ -18,12 +19,28 @@ struct Bounds {
     Duration scatter_grace = 0;  // t_C: SCATTER closes this long after all non-silent ranks' last parts came
     Duration gather_grace = 0;   // t_C: the same for GATHER, which ends the op
     Duration deadline = 0;       // the op ends at the latest this long after the rank's own entry
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("scatter_s", &Bounds::scatter);
+        visit("scatter_cap_s", &Bounds::scatter_cap);
+        visit("gather_s", &Bounds::gather);
+        visit("scatter_grace_s", &Bounds::scatter_grace);
+        visit("gather_grace_s", &Bounds::gather_grace);
+        visit("deadline_s", &Bounds::deadline);
+    }
 };
 
 // How coordinates travel in the codec planes.
 struct Coding {
     int planes = 16;     // bits per coordinate
     bool whole = false;  // packets are so short that a trimming switch leaves them whole
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("planes", &Coding::planes);
+        visit("whole", &Coding::whole);
+    }
 };
 
 // A factor for the learning rate that rank 0 offers. It holds from the first op of the period on. Scale 0:
@@ -54,6 +71,12 @@ struct LrScale {
 // A run of a bucket's coordinates.
 struct CoordRun {
     std::uint32_t first = 0, count = 0;
+
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("first", &CoordRun::first);
+        visit("count", &CoordRun::count);
+    }
 };
 
 // What a rank decides for each of its ops.
@@ -73,6 +96,22 @@ struct Terms {
     Bounds column_bounds{};
     std::uint8_t column_incast = 0;
     std::vector<CoordRun> reliable{};  // what is waited for beyond the bounds, until the deadline
+
+    // What the ledger keeps.
+    template <typename Visit>
+    static constexpr void visit_fields(Visit&& visit) {
+        visit("bounds", &Terms::bounds);
+        visit("scatter", &Terms::scatter);
+        visit("gather", &Terms::gather);
+        visit("incast", &Terms::incast);
+        visit("skip_above", &Terms::skip_above);
+        visit("key", &Terms::key);
+        visit("loss_scale_tag", &Terms::loss_scale_tag);
+        visit("contribute", &Terms::contribute);
+        visit("column_bounds", &Terms::column_bounds);
+        visit("column_incast", &Terms::column_incast);
+        visit("reliable", &Terms::reliable);
+    }
 };
 
 }  // namespace tailcut

@@ -9,6 +9,7 @@
 
 #include "protocol/ops/granules.hpp"
 #include "protocol/ops/terms.hpp"
+#include "protocol/reports/fates.hpp"
 #include "protocol/reports/fields.hpp"
 #include "protocol/reports/traffic.hpp"
 #include "protocol/values/energies.hpp"
@@ -172,10 +173,17 @@ struct OpReport {
     // kLengthMismatch: by rank, the length that it stated, including this rank.
     std::vector<std::optional<std::uint32_t>> stated_lengths;
 
-    // With Settings::record_fates: which granules arrived.
+    Terms terms;  // as this rank had decided them
+
+    // With Settings::record_fates: which granules arrived, and what else the ledger keeps.
     std::vector<GranuleSet> contributions;  // by rank, within the own shard
+    std::vector<GranuleSet> answered;       // by shard: those that came, with a mean or EMPTY
     std::vector<GranuleSet> held;           // by shard: those that came with a mean
     std::vector<std::uint32_t> granules;    // by shard: how many there are
+    std::vector<Cut> cuts;                  // packets that came trimmed
+    std::vector<LateUse> uses;              // since the last report: what was late and has been taken in
+    std::vector<float> stand_ins;           // by shard: share of the own gradient where its mean did not come
+    std::uint64_t mean_hash = 0;            // of the result in the own shard
 
     // When SCATTER of the own shard closed.
     Time closed_at() const { return entered_at + scatter.ended.value_or(0); }

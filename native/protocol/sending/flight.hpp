@@ -162,6 +162,12 @@ public:
         used_ -= packet.bytes + kDatagramOverheadBytes;
         bytes_ -= packet.bytes;
     }
+    // Packets that were sent before this time have long left the receiver's socket, whatever became of them.
+    void land_before(Time at) {
+        const std::uint32_t at_us = clock_us(at);
+        for (std::uint32_t k = 0; k < count_ && after(at_us, this->at(oldest() + k).stamp_us); ++k)
+            land(this->at(oldest() + k));
+    }
     // All receivers have settled the packet.
     void done(Packet& packet) {
         land(packet);

@@ -8,6 +8,7 @@
 namespace tailcut {
 namespace {
 
+constexpr Duration kDeafAfter = 20 * kMillisecond;
 constexpr std::size_t kBurstBytes = 60 * 1024;  // sent in a row to one peer: what one segmented send can take
 
 }  // namespace
@@ -212,6 +213,11 @@ bool Outbox::put_late(Time now, Rank rank, Op& op, Outgoing& out) {
     return false;
 }
 
+// Nobody has answered to anything for longer than several packets in a row may be lost.
+bool Outbox::deaf(Time now) const {
+    return spoke_at_ > roster_.heard_at() && now - spoke_at_ > std::max(kDeafAfter, roster_.repeat_time());
+}
+
 // Whether the path has credit, and the pace allows a packet now.
 bool Outbox::may_send(Time now, Rank rank, const Op& op) {
     Link& link = links_[rank];
@@ -219,7 +225,7 @@ bool Outbox::may_send(Time now, Rank rank, const Op& op) {
         turn_awaited_ = true;
         return false;
     }
-    const Time at = link.path.clear_at(now, op.layout().shard_bytes());
+    const Time at = link.path.clear_at(now, op.layout().shard_bytes(), deaf(now));
     if (at <= now) return true;
     ask_later(now, rank);
     if (at != kNever) ready_.wake(rank, at);
@@ -228,6 +234,7 @@ bool Outbox::may_send(Time now, Rank rank, const Op& op) {
 
 void Outbox::dispatch(Time now, Rank rank, Op& op, Outgoing& out) {
     Link& link = links_[rank];
+    if (spoke_at_ <= roster_.heard_at()) spoke_at_ = now;
     letterhead_.complete(out.header);
     if (out.header.flags & wire::kLastPart && !op.pending(rank)) out.header.flags |= wire::kReplyWanted;
     link.path.stamp(now, out.header);

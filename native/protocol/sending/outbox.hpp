@@ -63,6 +63,7 @@ private:
     bool next_late(Time now, Rank rank, Outgoing& out);
     bool put_late(Time now, Rank rank, Op& op, Outgoing& out);
     void dispatch(Time now, Rank rank, Op& op, Outgoing& out);
+    bool deaf(Time now) const;
     bool may_send(Time now, Rank rank, const Op& op);
     bool has_turn(Rank rank, const Op& op) const;
     void pass_turn(Rank rank, const Op& op);
@@ -89,6 +90,7 @@ private:
     bool turn_awaited_ = false;    // some rank is not sent to because others come first
     bool held_back_ = false;       // there was DATA for the rank, and it has to wait
     Time next_probe_ = kNever;     // no probe is due before
+    Time spoke_at_ = -1;           // when DATA was first sent after anybody was last heard
 };
 
 }  // namespace tailcut

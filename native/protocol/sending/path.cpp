@@ -7,13 +7,16 @@ namespace {
 
 // Checked again after this time while too much is in flight: the limit grows the longer nothing is heard.
 constexpr Duration kRetry = kMillisecond;
+// A datagram stays in the receiver's socket for no longer than this, unless its host does not get to run.
+constexpr Duration kInSocket = 10 * kMillisecond;
 
 }  // namespace
 
 Path::Path(const PeerSettings& settings, Rank rivals)
     : paced_(settings.paced), flight_(settings), rate_(flight_.packet_bytes, rivals) {}
 
-Time Path::clear_at(Time now, std::uint64_t shard_bytes) {
+Time Path::clear_at(Time now, std::uint64_t shard_bytes, bool deaf) {
+    if (deaf) flight_.land_before(now - rtt() - kInSocket);
     if (!flight_.has_credit(shard_bytes)) return kNever;
     if (!paced_) return now;
     if (!flight_.landed() && flight_.bytes() >= rate_.most_in_flight(now)) {

@@ -29,8 +29,9 @@ public:
 
     // ---- sending
     // The earliest time for a packet of a shard of this size: `now` if it may go at once, kNever if FEEDBACK
-    // must come first.
-    Time clear_at(Time now, std::uint64_t shard_bytes);
+    // must come first. `deaf`: nobody is heard, because something blocks our own port. What was sent is then taken to
+    // have left the receiver's socket after a round trip: the way out is not blocked, and others wait for us.
+    Time clear_at(Time now, std::uint64_t shard_bytes, bool deaf);
     void stamp(Time now, wire::Header& header);  // sets number, stamp and whether a reply is wanted
     void sent(const wire::Header& header, const Parcel& parcel, std::uint32_t bytes);
     void starved() { rate_.starved(); }  // there is nothing to send to it

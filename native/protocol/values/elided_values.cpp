@@ -175,12 +175,11 @@ void ElidedPlanesReduction::note(std::uint32_t first, std::uint32_t last,
     const Energies before = energies_;
     ElidedReduction::note(first, last, arrived);
     // One of the contributions is the owner's own, which is exact: the error of a mean of m is 1/w - 1 of m -
-    // 1 of m contributions.
+    // 1 of m contributions. Without another one it is not known how many planes the others send.
     const double mean = energies_.mean - before.mean, sampled = energies_.sampled - before.sampled;
     const double contributed = energies_.contributed - before.contributed;
-    if (contributed > 0)
-        energies_.quantized +=
-            codec::nominal_noise(sent_planes_) * mean * std::max(0.0, 1 - sampled / contributed);
+    if (contributed > sampled)
+        energies_.quantized += codec::nominal_noise(sent_planes_) * mean * (1 - sampled / contributed);
     energies_.planes += contributed * sent_planes_;
     energies_.mean_quantized += codec::nominal_noise(coding_.planes) * mean;
 }

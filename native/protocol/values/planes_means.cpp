@@ -267,6 +267,17 @@ bool PlanesMeans::due() const {
     });
 }
 
+void PlanesMeans::each_due(const DueVisit& visit) const {
+    for (Rank shard = 0; shard < plan_.layout.ranks; ++shard) {
+        const codec::Blocks blocks(plan_.layout.length(shard));
+        for (std::uint32_t at = 0; at < blocks.padded();) {
+            const codec::BlockSpan block = blocks.of(at);
+            if (blocks_[shard][block.index].due) visit(shard, block.first_granule(), block.last_granule());
+            at = block.begin + block.length;
+        }
+    }
+}
+
 std::uint64_t PlanesMeans::add_late(std::span<float> bucket, float factor) {
     std::uint64_t coords = 0;
     each_late([&](Rank shard, const codec::BlockSpan& block, Incoming& incoming) {

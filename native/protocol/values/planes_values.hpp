@@ -177,6 +177,7 @@ public:
 
     void reopen(std::vector<GranuleSet>& answered) override;
     bool due() const override;
+    void each_due(const DueVisit& visit) const override;
     std::uint64_t add_late(std::span<float> bucket, float factor) override;
     void give_back() override;
     void settle() override;

@@ -305,6 +305,14 @@ bool RawMeans::due() const {
     return std::any_of(late_.begin(), late_.end(), [](const Late& late) { return !late.due.none(); });
 }
 
+void RawMeans::each_due(const DueVisit& visit) const {
+    for (Rank shard = 0; shard < late_.size(); ++shard)
+        if (late_[shard].values)
+            late_[shard].due.each_run(
+                0, plan_.layout.granules(shard),
+                [&](std::uint32_t first, std::uint32_t last) { visit(shard, first, last); });
+}
+
 std::uint64_t RawMeans::add_late(std::span<float> bucket, float factor) {
     std::uint64_t coords = 0;
     for (Rank shard = 0; shard < late_.size(); ++shard) {

@@ -123,7 +123,9 @@ bool RawReduction::reduce_runs(std::uint32_t first, std::uint32_t last,
             non_finite |= codec::mean_in_order(sources_, weight, coords, result() + first * kGranule);
             energies_ += nominal_energies(coords, sources_.size(), plan_.layout.ranks);
             await(first, end, arrived, false);
-            if (carried(first, end)) add_carried(first, end);
+            // By granule, so that the result does not depend on how packets came: a negative zero plus zero is zero.
+            for (std::uint32_t g = first; carried(first, end) && g < end; ++g)
+                if (carried(g, g + 1)) add_carried(g, g + 1);
             runs.push_back({first, end, false});
         } else {
             energies_ += nominal_energies(coords, 0, plan_.layout.ranks);
@@ -153,6 +155,7 @@ public:
              const std::vector<GranuleSet>& held) override;
 
     bool due() const override;
+    void each_due(const DueVisit& visit) const override;
     std::uint64_t add_late(std::span<float> bucket, float factor) override;
     void give_back() override;
     void settle() override;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
@@ -122,6 +123,9 @@ struct Correlation {
 };
 inline constexpr std::uint32_t kSampledGranules = 16;  // one granule of so many is in the sample
 
+// Granules [first, last) of a shard whose late mean is to be added.
+using DueVisit = std::function<void(Rank shard, std::uint32_t first, std::uint32_t last)>;
+
 // Means coming in from the owners of the other shards.
 class Means {
 public:
@@ -148,6 +152,7 @@ public:
     virtual void reopen(std::vector<GranuleSet>&) {
     }  // what came trimmed counts as not answered: the whole may come
     virtual bool due() const { return false; }  // there is one to be added
+    virtual void each_due(const DueVisit&) const {}
     // Adds them, times `factor`; returns how many coordinates that was.
     virtual std::uint64_t add_late(std::span<float>, float) { return 0; }
     virtual void give_back() {}  // what was added is due again

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from tailcut import _native, notices
+from tailcut.ledger.writer import NoLedger
 from tailcut.policy.epochs import Agreement, Step
 from tailcut.report import Report
 from tailcut.store import ComparingStore, try_get
@@ -33,11 +34,13 @@ class EpochKeeper:
         store: ComparingStore,
         prefix: str,
         lanes: Sequence[_native.UdpLane],
+        ledger: NoLedger,
     ) -> None:
         self._agreement = agreement
         self._store = store
         self._prefix = prefix
         self._lanes = lanes
+        self._ledger = ledger
         self._weights = [agreement.epoch.weights]  # by epoch
         self._changed = threading.Condition()  # guards what follows, and the agreement
         self._thread: threading.Thread | None = None
@@ -126,6 +129,7 @@ class EpochKeeper:
     def _do(self, step: Step) -> None:
         for epoch in step.epochs:
             self._weights.append(epoch.weights)
+            self._ledger.note("epoch", **vars(epoch))
             for lane, first_seq in zip(self._lanes, epoch.first_seqs, strict=True):
                 lane.install(_native.Epoch(epoch.number, first_seq, epoch.weights, epoch.members))
             with self._changed:

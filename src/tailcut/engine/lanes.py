@@ -25,7 +25,7 @@ def start_lanes(
     roster: Roster,
 ) -> None:
     """Start the engine thread of every lane."""
-    peers = [_path(config, route, [card]) for card, route in zip(roster.cards, roster.routes, strict=True)]
+    peers = paths_to(config, roster)
     for index, lane in enumerate(lanes):
         if codec == "planes":
             lane.mark(config.dscp)
@@ -39,6 +39,7 @@ def start_lanes(
             codec=CODEC_IDS[codec],
             resend=config.resend,
             carry=config.late == "carry",
+            record_fates=bool(config.ledger),
             pool_bytes=config.pool_bytes,
             window_bytes=roster.cards[rank].window_bytes,
             terms=terms,
@@ -51,6 +52,11 @@ def start_lanes(
             members=roster.multicast.members,
             group_path=_multicast_path(config, roster),
         )
+
+
+def paths_to(config: Config, roster: Roster) -> list[_native.PeerSettings]:
+    """By rank: the path to it, and what fits a packet there."""
+    return [_path(config, route, [card]) for card, route in zip(roster.cards, roster.routes, strict=True)]
 
 
 def receive_uncorrected(lanes: Sequence[_native.UdpLane]) -> None:

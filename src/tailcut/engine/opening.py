@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import platform
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from importlib import metadata
+from pathlib import Path
 
 from tailcut import _native
 from tailcut.config import Config
-from tailcut.engine.lanes import receive_uncorrected, start_lanes
+from tailcut.engine.lanes import paths_to, receive_uncorrected, start_lanes
 from tailcut.errors import ConfigError
 from tailcut.grid import GridLayout, grid_of
+from tailcut.ledger.writer import NO_LEDGER, LedgerWriter, NoLedger, file_name
 from tailcut.meeting.rendezvous import meet
 from tailcut.meeting.roster import Roster, local_address
 from tailcut.meeting.sockets import open_lanes
@@ -31,6 +36,7 @@ class Opening:
     store: Store
     description: str
     """What the group will do, on one line."""
+    ledger: NoLedger
 
 
 def open_rank(rank: int, world_size: int, store: Store, config: Config, name: str) -> Opening:
@@ -41,17 +47,44 @@ def open_rank(rank: int, world_size: int, store: Store, config: Config, name: st
         receive_uncorrected(lanes)
     roster = meet(store, name, rank, grid, lanes, config)
     codec = _codec(config, roster)
-    steering = _steering(rank, grid, config, codec)
+    steering = steering_of(rank, grid, config, codec)
     description = _describe(rank, config, roster, codec, steering, lanes)
     if config.receive_uncorrected:
         description += "; packets that a switch trims without correcting their lengths are received too"
     if grid.ranks > 1 and not hasattr(store, "compare_set"):
         description += "; the shares of ranks that die stay lost, because the store has no compare_set"
+    ledger = _ledger(rank, grid, name, config, roster, codec)
     start_lanes(
         lanes, rank=rank, grid=grid, config=config, codec=codec, terms=steering.terms(0), roster=roster
     )
     address = local_address(roster, rank)
-    return Opening(rank, grid, lanes, steering, roster.tag, address, codec, store, description)
+    return Opening(rank, grid, lanes, steering, roster.tag, address, codec, store, description, ledger)
+
+
+def _ledger(rank: int, grid: GridLayout, name: str, config: Config, roster: Roster, codec: str) -> NoLedger:
+    if not config.ledger:
+        return NO_LEDGER
+    paths = paths_to(config, roster)
+    about = {
+        "tailcut": metadata.version("tailcut"),
+        "group": name,
+        "tag": f"{roster.tag:012x}",
+        "rank": rank,
+        "ranks": grid.ranks,
+        "rows": grid.rows,
+        "hosts": roster.hosts,
+        "codec": codec,
+        "packet_bytes": [path.payload_bytes for path in paths],
+        "trim_payload_bytes": [path.trim_payload_bytes for path in paths],
+        "config": {field.name: getattr(config, field.name) for field in fields(config)},
+        "host": platform.node(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "numpy": metadata.version("numpy"),
+        "started_unix_s": time.time(),
+        "started_s": time.monotonic(),
+    }
+    return LedgerWriter(Path(config.ledger) / file_name(name, roster.tag, rank), about)
 
 
 def _layout(rank: int, world_size: int, config: Config) -> GridLayout:
@@ -77,7 +110,7 @@ def _codec(config: Config, roster: Roster) -> str:
     return "planes" if roster.hosts > 1 else "raw"
 
 
-def _steering(rank: int, grid: GridLayout, config: Config, codec: str) -> GridSteering:
+def steering_of(rank: int, grid: GridLayout, config: Config, codec: str) -> GridSteering:
     return GridSteering(
         rank=rank,
         grid=grid,

@@ -71,10 +71,12 @@ class Ops:
         self._jumped_to = [0] * len(opening.lanes)  # the first op that a lane may still enter
         self._in_flight: dict[tuple[int, int], _Entry] = {}
         self._keys: set[Hashable] = set()  # of the ops in flight
+        self._named: set[Hashable] = set()  # keys that the ledger knows
         self._numbers = Keys()
         self._totals = Totals()
         self._alarms = Alarms(opening.steering, trim_bytes)
         self._epochs = keeper_of(opening)
+        self.ledger = opening.ledger
         self.epoch = 0
         """The number of the epoch of the op that ended last."""
         _open.add(self)
@@ -108,6 +110,9 @@ class Ops:
             self._in_flight[index, ticket] = _Entry(bucket, weakref.ref(flight), key, contribute)
             if key is not None:
                 self._keys.add(key)
+                if key not in self._named:
+                    self._named.add(key)
+                    self.ledger.note("key", number=number, key=key if isinstance(key, str) else repr(key))
             return flight
 
     def take(self, lane: int, ticket: int, timeout_ns: int) -> Report | TailcutError | None:
@@ -127,8 +132,13 @@ class Ops:
                     self._jumped_to[lane] = max(self._jumped_to[lane], reached)
                 self._note_epochs(outcome, native.ended_at / 1e9, lane)
                 if entry and not entry.contributes:
-                    return self._note_fetched(outcome)
-                return self._learn(outcome, native.ended_at / 1e9)
+                    report = self._note_fetched(outcome)
+                    self.ledger.op(lane, native, report.verdicts)
+                    return report
+                report = self._learn(outcome, native.ended_at / 1e9)
+                self.ledger.op(lane, native, report.verdicts)
+                return report if report.status == "behind" else self._steering.excess() or report
+            self.ledger.note("failed", seq=native.seq, lane=lane, error=str(outcome))
         return outcome
 
     def _note_fetched(self, report: Report) -> Report:
@@ -143,11 +153,11 @@ class Ops:
             in_flight = sum(index == lane for index, _ in self._in_flight)
             self._epochs.after(report, now_s, report.seq + 1 + in_flight, lane)
 
-    def _learn(self, report: Report, now_s: float) -> Report | TailcutError:
+    def _learn(self, report: Report, now_s: float) -> Report:
         report = self._steering.after(report, now_s)
         self._totals.add(report)
         self._alarms.after(report)
-        return report if report.status == "behind" else self._steering.excess() or report
+        return report
 
     def _take_dropped(self) -> None:
         """Take the outcomes that nobody will ask for."""
@@ -168,6 +178,7 @@ class Ops:
     def skipped(self, reports: Iterable[Report]) -> None:
         """Nobody applied the results of these ops. On a closed group it does nothing."""
         for report in reports:
+            self.ledger.note("not applied", seq=report.seq, key=repr(report.key))
             if report.key is not None:  # without a key nothing is carried
                 lane = self.lanes[self.number_of(report.key) % len(self.lanes)]
                 lane.skipped(report.seq, report.seq)
@@ -183,6 +194,7 @@ class Ops:
 
     def resynced(self) -> None:
         self.check_open()
+        self.ledger.note("resynced", seqs=self._seqs)
         for lane in self.lanes:
             lane.resynced()
 
@@ -204,6 +216,7 @@ class Ops:
     def skip_to(self, seqs: Sequence[int]) -> None:
         """Enter these ops next, by lane. What is in flight has ended."""
         self.check_open()
+        self.ledger.note("skipped to", seqs=seqs)
         with self._lock:
             self._seqs = list(seqs)
             for lane, seq in zip(self.lanes, seqs, strict=True):
@@ -212,6 +225,7 @@ class Ops:
     def rejoined(self) -> None:
         """This rank has the state of the others: it contributes again."""
         self.check_open()
+        self.ledger.note("rejoined", seqs=self._seqs)
         for lane in self.lanes:
             lane.rejoined()
 
@@ -219,6 +233,7 @@ class Ops:
         """What to warn of now, and whether an excess over the budget has begun to last."""
         with self._lock:
             alarms = self._alarms.take() + (self._epochs.take_alarms() if self._epochs else [])
+            alarms += self.ledger.take_alarms()
             return alarms, self._alarms.excess_begins()
 
     def take_news(self) -> list[str]:
@@ -256,6 +271,7 @@ class Ops:
             raise
         finally:
             _open.discard(self)
+            self.ledger.close()
 
     def check_process(self) -> None:
         if os.getpid() != self._process:
@@ -279,7 +295,7 @@ def keeper_of(opening: Opening) -> EpochKeeper | None:
         return None
     agreement = Agreement(opening.rank, opening.grid, len(opening.lanes))
     store = cast(ComparingStore, opening.store)
-    return EpochKeeper(agreement, store, f"tailcut/{opening.tag:x}/", opening.lanes)
+    return EpochKeeper(agreement, store, f"tailcut/{opening.tag:x}/", opening.lanes, opening.ledger)
 
 
 _open: weakref.WeakSet[Ops] = weakref.WeakSet()

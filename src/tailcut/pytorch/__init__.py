@@ -13,7 +13,10 @@ from tailcut import notices
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.nn import Module
 
+    from tailcut.config import Config
+    from tailcut.pytorch.replicas import Replicas
     from tailcut.stats import Stats
 
 NAME = "tailcut"
@@ -44,6 +47,15 @@ def stats_of(process_group: ProcessGroup | None = None) -> Stats:
     from tailcut.pytorch.creation import bounded_part
 
     return bounded_part(process_group or dist.distributed_c10d._get_default_group()).stats()
+
+
+def attach_replicas(
+    model: Module, process_group: ProcessGroup, config: Config | None = None, **settings: Any
+) -> Replicas:
+    """HSDP: average what FSDP has reduced inside each replica over ``process_group`` (docs/frameworks.md)."""
+    from tailcut.pytorch import replicas
+
+    return replicas.attach_replicas(model, process_group, config, **settings)
 
 
 def _create(options: Any, group_options: Any) -> Any:

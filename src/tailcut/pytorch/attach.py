@@ -19,6 +19,7 @@ from tailcut import notices
 from tailcut.config import Config, configured
 from tailcut.errors import ConfigError
 from tailcut.group import Group
+from tailcut.ledger.writer import NO_LEDGER
 from tailcut.policy.budget import EXCESS
 from tailcut.pytorch.blocks import Bucket
 from tailcut.pytorch.catch_up import CatchUp
@@ -28,54 +29,57 @@ from tailcut.pytorch.passes import Passes
 from tailcut.pytorch.reducer import Reducer
 from tailcut.pytorch.rejoin import Rejoin
 from tailcut.pytorch.reliable import ReliableParameters
-from tailcut.pytorch.resync import Replica, copy_from
+from tailcut.pytorch.resync import Replica, copy_from, hash_of_all
 from tailcut.pytorch.rolling import RollingResync
 from tailcut.pytorch.scaling import Scaling
+from tailcut.pytorch.stalls import StallWatch
 from tailcut.pytorch.startup import announce, attachment_name, disabled, open_group, store_of, sum_up
+from tailcut.pytorch.together import Together, one_of
+from tailcut.pytorch.unwrapping import ddp_of
 from tailcut.report import Report
 from tailcut.stats import Stats
 
 Batch = TypeVar("Batch")
 
+FINGERPRINT_STEPS = 100
+"""So often the parameters are hashed for the ledger, which reads all of them once."""
+
 
 def attach(
-    ddp: DistributedDataParallel,
+    ddp: torch.nn.Module,
     config: Config | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
     on_over_budget: Callable[[Stats], None] | None = None,
     scaler: Any = None,
     step: Callable[[], object] | None = None,
     **settings: Any,
 ) -> "Attachment":
-    """Average the gradients of ``ddp`` through tailcut from now on. Every rank calls it, before any step.
+    """Average the gradients of a DDP model through tailcut from now on. Every rank calls it, before any step.
+    ``ddp`` may also be what torch.compile, Fabric or Accelerate have made of it.
 
     ``settings`` are fields of ``Config``, such as ``deadline_s=5``; they come before those of ``config``. If
-    ``optimizer`` is given, its state is kept equal too (docs/resync.md). If the loss is scaled, ``scaler`` is
-    the ``torch.amp.GradScaler``: what is late is carried at the right scale and not into a step that was
-    skipped, and ``Attachment.resync`` copies the scale. ``on_over_budget`` is called when gradients have cost
-    more than ``config.budget`` for a hundred buckets in a row. Another thread calls it while backward waits,
-    and backward raises what it raises.
+    ``optimizer`` is given, one or several, its state is kept equal too (docs/resync.md). If the loss is
+    scaled, ``scaler`` is the ``torch.amp.GradScaler``: what is late is carried at the right scale and not
+    into a step that was skipped, and ``Attachment.resync`` copies the scale. ``on_over_budget`` is called
+    when gradients have cost more than ``config.budget`` for a hundred buckets in a row. Another thread calls
+    it while backward waits, and backward raises what it raises.
 
     With ``optimizer`` a rank that is whole steps behind does not compute them, but takes their means
     (docs/pytorch.md). ``step`` is then called for each: it does all that stands between backward and
     zero_grad, such as unscaling, clipping, the step and the scheduler. The default is ``optimizer.step()``,
     or with a scaler ``scaler.step(optimizer)`` and ``scaler.update()``.
     """
-    if not isinstance(ddp, DistributedDataParallel):
-        raise ConfigError(
-            f"attach takes a DistributedDataParallel model, not {type(ddp).__name__}; "
-            "attach before torch.compile, and for HSDP use the backend 'tailcut'"
-        )
+    model, optimizer = ddp_of(ddp), one_of(optimizer)
     if step is not None and optimizer is None:
         raise ConfigError(
             "step= is for steps that this rank skips, which it does with optimizer= only; pass both"
         )
     if disabled():
-        return Attachment(ddp, None, optimizer, scaler, step)
-    check_gradients(ddp)
+        return Attachment(model, None, optimizer, scaler, step)
+    check_gradients(model)
     check_scaler(scaler)
-    config = fitting(configured(config, settings), ddp)
-    process_group = ddp.process_group
+    config = fitting(configured(config, settings), model)
+    process_group = model.process_group
     group = open_group(
         store_of(process_group),
         attachment_name(process_group),
@@ -84,15 +88,15 @@ def attach(
         config,
         on_over_budget,
     )
-    attachment = Attachment(ddp, group, optimizer, scaler, step)
+    attachment = Attachment(model, group, optimizer, scaler, step)
     try:
-        ddp.register_comm_hook(attachment, average_bucket)
+        model.register_comm_hook(attachment, average_bucket)
     except BaseException:
         attachment.close(linger_s=0.0)
         raise
     if process_group.rank() == 0:
-        announce(group, f"gradients of {type(ddp.module).__name__}")
-        warn_of_what_blocks(ddp)
+        announce(group, f"gradients of {type(model.module).__name__}")
+        warn_of_what_blocks(model)
         for pattern in attachment._reliable.unmatched:
             notices.warn(f"tailcut: reliable={pattern!r} matches the name of no parameter")
     return attachment
@@ -149,6 +153,10 @@ class Attachment:
                 self._restart,
                 self._warn_once,
             )
+        self._stalls: StallWatch | None = None
+        if self._reducer is not None and self._reducer.group.world_size > 1:
+            self._stalls = StallWatch(self._reducer.group.config.deadline_s, self._warn_once)
+            self._reducer.companions.append(self._stalls)
         ddp.register_forward_pre_hook(self._before_forward)
         self.reports: deque[Report] = deque(maxlen=_kept_reports(group.config.window_ops) if group else 0)
         """The reports of the latest ops, in order. One op is one bucket."""
@@ -195,6 +203,8 @@ class Attachment:
             stats.drift = rolling.drift
             stats.resynced_blocks = rolling.resynced_blocks
             stats.resynced_bytes += rolling.resynced_bytes
+        if self._stalls is not None:
+            stats.outside_stalls, stats.outside_stalled_s = self._stalls.stalls, self._stalls.stalled_s
         if self._rejoin is not None:
             stats.rejoins, stats.rejoined_bytes = self._rejoin.rejoins, self._rejoin.rejoined_bytes
         return stats
@@ -240,6 +250,8 @@ class Attachment:
         self._resynced_bytes += copied_bytes
         self._restart()
         if self._reducer:
+            ledger = self._reducer.group._ops.ledger
+            ledger.note("resync", step=self._passes.step, source=source, copied_bytes=copied_bytes)
             if self._rejoin is not None:
                 self._rejoin.resynced(self._model())
             self._reducer.behind = None
@@ -279,7 +291,7 @@ class Attachment:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self._ddp = self._optimizer = self._scaler = self._scaling = self._reducer = self._rolling = None
-        self._catch_up = self._rejoin = self._following = None
+        self._catch_up = self._rejoin = self._following = self._stalls = None
         self._passes = Passes()
         self._resynced_bytes = 0
         self.reports = deque(maxlen=0)
@@ -311,7 +323,7 @@ class Attachment:
             seed=group.config.seed,
             bound=group.config.drift_bound,
         )
-        self._reducer.companion = rolling
+        self._reducer.companions.append(rolling)
         return rolling
 
     def _rejoining(self) -> Rejoin | None:
@@ -329,6 +341,8 @@ class Attachment:
         if self._reducer is None:  # TAILCUT_DISABLE=1: there is no hook that counts
             self._passes.step += ddp.training and torch.is_grad_enabled() and ddp.require_backward_grad_sync
             return
+        if self._stalls is not None:
+            self._stalls.enter()
         if self._rolling is not None:
             self._rolling.correct()
         if self._following is not None:
@@ -348,6 +362,12 @@ class Attachment:
             self._rolling.enter(first, last)
         if self._rejoin is not None and first:
             self._rejoin.donate(self._replica(), self._passes.step)
+
+    def _note_fingerprint(self) -> None:
+        """What the parameters are, every so often, in the ledger."""
+        ledger = self._reducer.group._ops.ledger if self._reducer else NO_LEDGER
+        if ledger.keeps and self._passes.step % FINGERPRINT_STEPS == 1:
+            ledger.note("parameters", step=self._passes.step, hash=f"{hash_of_all(self._names):016x}")
 
     def _listen(self, report: Report) -> None:
         self.reports.append(report)
@@ -390,6 +410,8 @@ def average_bucket(attachment: Attachment, bucket: GradBucket) -> torch.futures.
     attachment._passes.enter(Bucket(key, tuple(parameters)), first, last)
     if attachment._reducer.behind is None:
         attachment._share_state(first, last)
+    if first:
+        attachment._note_fingerprint()
     if attachment._catch_up is not None and last:
         attachment._catch_up.note_pass()
     if first:
@@ -399,12 +421,13 @@ def average_bucket(attachment: Attachment, bucket: GradBucket) -> torch.futures.
     return attachment._reducer.average(bucket.buffer(), key, reliable=reliable, loss_scale=loss_scale).future
 
 
-def _step(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+def _step(optimizer: Any, scaler: Any) -> None:
     """What stands between backward and zero_grad, if the user does not say."""
     if scaler is None:
         optimizer.step()
     else:
-        scaler.step(optimizer)
+        for one in optimizer.optimizers if isinstance(optimizer, Together) else (optimizer,):
+            scaler.step(one)
         scaler.update()
 
 

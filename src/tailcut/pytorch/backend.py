@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Backend
+from torch._C._distributed_c10d import AllreduceOptions, Backend
 from torch.distributed import ProcessGroupGloo
 
 from tailcut.pytorch.bounded import COLLECTIVES, Bounded, delegate
+from tailcut.pytorch.means import IntegerMean, is_mean_of_integers
 
 _alive: set[TailcutBackend] = set()
 """torch keeps only the C++ half of a backend alive."""
@@ -42,7 +43,11 @@ class TailcutBackend(Backend):
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         bounded = self._bounded.reduce(tensors, opts.reduceOp)
-        return self._gloo.allreduce(tensors, opts) if bounded is None else bounded
+        if bounded is not None:
+            return bounded
+        if is_mean_of_integers(tensors, opts.reduceOp):
+            return IntegerMean(self._gloo.allreduce(tensors, AllreduceOptions()), tensors, self.size())
+        return self._gloo.allreduce(tensors, opts)
 
     def shutdown(self) -> None:
         self._bounded.close()

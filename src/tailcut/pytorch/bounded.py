@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Work
 
+from tailcut import notices
 from tailcut.config import Config
 from tailcut.group import Group
 from tailcut.pytorch.reducer import Future, Reducer, Reduction
@@ -58,6 +60,10 @@ COLLECTIVES = (
 base class ProcessGroup calls C++ with the GIL held, and the threads of Gloo then hang."""
 
 
+TELLING_SUMS = 10
+"""After so many exact sums and no bounded reduction it is time to say so: DDP has done some steps."""
+
+
 class BoundedWork(Work):
     """One bounded reduction, as torch.distributed wants to see it."""
 
@@ -94,6 +100,10 @@ class Bounded:
 
     def __init__(self, group: Group, farewell: Callable[[], None] | None = None) -> None:
         self._reducer = Reducer(group, farewell=farewell)
+        self._bounds_something = False
+        self._opted_in = replace(group.config, bound_sums=True)
+        self._exact_sums = 0  # of tensors that this would bound
+        self._opened_at = notices.users_place()
         # torch before 2.7 drops works that are still in use. Later ones do not, and works would keep tensors.
         self._recent: deque[BoundedWork] = deque(maxlen=64 if RELEASE < (2, 7) else 0)
 
@@ -107,7 +117,9 @@ class Bounded:
     def reduce(self, tensors: list[torch.Tensor], reduce_op: Any) -> BoundedWork | None:
         """Start the reduction and return it; None if it is one for Gloo."""
         if len(tensors) != 1 or not is_bounded(tensors[0], reduce_op, self.group.config):
+            self._note_unbounded(tensors, reduce_op)
             return None
+        self._bounds_something = True
         scale = self.group.world_size if reduce_op == dist.ReduceOp.SUM else 1
         work = BoundedWork(self._reducer.average(tensors[0], scale=scale))
         self._recent.append(work)
@@ -115,6 +127,19 @@ class Bounded:
 
     def close(self, linger_s: float | None = None) -> None:
         self._reducer.close(linger_s)
+
+    def _note_unbounded(self, tensors: list[torch.Tensor], reduce_op: Any) -> None:
+        """Rank 0 warns once if all it is given are sums, as DDP takes them: then nothing is bounded."""
+        if self._bounds_something or self._exact_sums == TELLING_SUMS:
+            return
+        self._exact_sums += all(is_bounded(tensor, reduce_op, self._opted_in) for tensor in tensors)
+        if self._exact_sums == TELLING_SUMS and self.group.rank == 0:
+            notices.warn(
+                f"tailcut: {TELLING_SUMS} sums of large tensors went through Gloo and nothing was bounded: "
+                "DDP sums its gradients, and a rank that stops still stops all; use tailcut.attach(ddp), or "
+                "Config(bound_sums=True) or TAILCUT_BOUND_SUMS=1 if this process group sums gradients only",
+                self._opened_at,
+            )
 
 
 def is_bounded(tensor: torch.Tensor, reduce_op: Any, config: Config) -> bool:

@@ -121,6 +121,8 @@ class CatchUp:
         for bucket, mean in zip(form, means, strict=True):
             _put(bucket, mean)
         self._passes.skip()
+        seqs = [report.seq for report in reports]
+        self._group._ops.ledger.note("skipped step", step=self._passes.step, seqs=seqs)
         self._pace.note_pass()
         self._step()
         return all(map(_is_whole, reports))

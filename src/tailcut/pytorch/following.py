@@ -79,6 +79,7 @@ class Following:
         if step is None:
             return False
         self._passes.skip_to(step)
+        self._reducer.group._ops.ledger.note("rejoin", step=step)
         self._restart()
         self._replica().ddp.zero_grad()
         self._reducer.behind = None

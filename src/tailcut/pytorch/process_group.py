@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 
 from tailcut.pytorch.bounded import COLLECTIVES, Bounded, delegate
+from tailcut.pytorch.means import IntegerMean, is_mean_of_integers
 
 STATE = (
     "_end_coalescing",
@@ -39,9 +40,12 @@ class TailcutProcessGroup(ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
         op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-        work = self._bounded.reduce([tensors] if torch.is_tensor(tensors) else tensors, op)
+        listed = [tensors] if torch.is_tensor(tensors) else tensors
+        work = self._bounded.reduce(listed, op)
         if work is not None:
             return work
+        if is_mean_of_integers(listed, op):
+            return IntegerMean(self._inner.allreduce(listed, dist.ReduceOp.SUM), listed, self.size())
         return self._inner.allreduce(tensors, *(() if opts is None else (opts,)), **kwargs)
 
     def shutdown(self) -> None:

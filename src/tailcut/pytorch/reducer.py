@@ -91,8 +91,8 @@ class Reducer:
         self.behind: str | None = None
         """Why nothing is averaged any more: the others are too far ahead. Whoever makes the rank rejoin sets
         it to None."""
-        self.companion: Companion | None = None
-        """What works beside it with the same group, and ends with it."""
+        self.companions: list[Companion] = []
+        """What works beside it, and ends with it."""
         self._seen_ops = 0  # how many ops the totals had when the user asked for them last
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -166,16 +166,19 @@ class Reducer:
                 work.put(None)
                 if thread is not threading.current_thread():
                     thread.join()
-            if self.companion is not None:
-                self.companion.close()
+            for companion in self.companions:
+                companion.close()
             _open_reducers.discard(self)
             farewell, self._farewell = self._farewell, None
             if farewell is not None and self.group.stats().ops != self._seen_ops:
                 farewell()
 
     def __del__(self) -> None:
-        if hasattr(self, "_threads"):  # the model is gone, and nobody has closed this
-            self.close(linger_s=0.0)
+        try:
+            if hasattr(self, "_threads"):  # the model is gone, and nobody has closed this
+                self.close(linger_s=0.0)
+        except Exception:  # names that closing needs may be gone when the interpreter ends
+            pass  # nobody can handle it here, and Python would print it
 
     def _submit(self, reduction: Reduction, passage: Passage) -> None:
         if self.behind is not None:  # the others are at another tensor

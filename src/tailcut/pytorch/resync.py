@@ -6,12 +6,15 @@ It uses the process group that DDP was given, so it waits for every rank and los
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from tailcut import _native
 
 RUN_BYTES = 1 << 20
 """Tensors are compared and copied in runs of this length."""
@@ -78,6 +81,13 @@ def _broadcast(runs: list[torch.Tensor], root: int, ddp: DistributedDataParallel
     dist.broadcast(whole, root, group=ddp.process_group)
     for run, copied in zip(runs, torch.split(whole, sizes), strict=True):
         run.copy_(copied)
+
+
+def hash_of_all(tensors: Iterable[torch.Tensor]) -> int:
+    """64 bits of their values, in this order."""
+    flat = (tensor.detach().contiguous().view(-1).view(torch.uint8).cpu() for tensor in tensors)
+    hashes = np.array([_native.hash_of(values.numpy()) for values in flat], np.uint64)
+    return _native.hash_of(hashes.view(np.uint8))
 
 
 def _hash_of(run: torch.Tensor) -> int:

@@ -213,6 +213,16 @@ class RollingResync:
             step = self._passes.step
             if apply(correction, self._optimizer, step - correction.step + 1):
                 self._corrected[correction.block] = step
+                block = correction.block
+                self._ops.ledger.note(
+                    "correction",
+                    step=step,
+                    of_step=correction.step,
+                    key=block.key,
+                    first=block.first,
+                    count=block.count,
+                    owner=block.owner,
+                )
                 self.resynced_blocks += 1
                 self.resynced_bytes += sum(segment.values.nbytes for segment in correction.own)
 

@@ -10,7 +10,7 @@ from importlib import metadata
 from types import FrameType
 
 from tailcut.errors import TailcutError
-from tailcut.tools.cli import bench, demo, doctor, sim, testbed
+from tailcut.tools.cli import bench, demo, doctor, ledger, replay, sim, testbed
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -62,4 +62,6 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_command(commands)
     testbed.add_command(commands)
     sim.add_command(commands)
+    ledger.add_command(commands)
+    replay.add_command(commands)
     return parser

@@ -1,0 +1,1 @@
+"""The ledger: every loss and every decision of a run on record (docs/ledger.md)."""

@@ -1,0 +1,101 @@
+"""What one rank of a replay gives to the others and takes from them: contributions, and means part by part.
+
+Owns the names of blobs and how long they are kept. The script says who needs what, which all work out alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tailcut.errors import ReplayError
+from tailcut.ledger.fates import Runs
+from tailcut.replay.exchange import Exchange
+from tailcut.replay.granules import overlap
+from tailcut.replay.script import Closing, Script
+
+PATIENCE_S = 600.0
+"""How long a rank waits for another that is there: it may load a dataset or compile a model meanwhile."""
+
+SLICE_S = 0.05
+"""A rank that waits looks so often whether it can serve its shard meanwhile, as an engine does."""
+
+
+class Deliveries:
+    """Those of one rank. ``serve`` does something for the others, if it can, and returns whether it did."""
+
+    def __init__(self, script: Script, rank: int, exchange: Exchange, serve: Callable[[], bool]) -> None:
+        self._script = script
+        self._own = script.ranks[rank]
+        self._rank = rank
+        self._exchange = exchange
+        self._serve = serve
+        self._kept: dict[tuple[int, str, int, str], bytes] = {}  # what is needed again later
+
+    # ---- what this rank gives
+
+    def wants_contribution(self, seq: int, peer: int) -> bool:
+        return self._script.ranks[peer].needs_contribution(seq, self._rank)
+
+    def give_contribution(self, seq: int, peer: int, blob: bytes) -> None:
+        self._exchange.put(f"{seq}.scatter.{self._rank}.{peer}.whole", blob)
+
+    def wants_mean(self, seq: int, peer: int, closing: Closing) -> bool:
+        return bool(overlap(self._script.ranks[peer].needed_mean(seq, self._rank), closing.runs))
+
+    def give_mean(self, seq: int, peer: int, closing: Closing, blob: bytes) -> None:
+        self._exchange.put(f"{seq}.gather.{self._rank}.{peer}.{closing.name}", blob)
+
+    # ---- what it takes
+
+    def has_contribution(self, seq: int, peer: int) -> bool:
+        return (seq, "scatter", peer, "whole") in self._kept or self._exchange.has(
+            f"{seq}.scatter.{peer}.{self._rank}.whole"
+        )
+
+    def contribution(self, seq: int, peer: int) -> bytes:
+        return self._take(seq, "scatter", peer, "whole", f"the contribution of rank {peer} to op {seq}")
+
+    def mean(self, seq: int, owner: int, runs: Runs) -> bytes:
+        """What has these granules of a mean."""
+        what = f"the mean of rank {owner} in op {seq}"
+        if seq not in self._script.ranks[owner].by_seq:
+            raise ReplayError(
+                f"rank {self._rank} used {what}, of which rank {owner} has no record: it died before it "
+                "wrote it, and the replay cannot go on"
+            )
+        return b"".join(
+            self._take(seq, "gather", owner, closing.name, what)
+            for closing in self._script.ranks[owner].closings(seq)
+            if overlap(runs, closing.runs)
+        )
+
+    def _take(self, seq: int, stage: str, source: int, part: str, what: str) -> bytes:
+        place, name = (seq, stage, source, part), f"{seq}.{stage}.{source}.{self._rank}.{part}"
+        until_s = time.monotonic() + PATIENCE_S
+        while place not in self._kept:
+            if (blob := self._exchange.get(name, source, SLICE_S)) is not None:
+                self._kept[place] = blob
+            elif not self._serve() and (reason := self._why_in_vain(name, source, until_s)):
+                raise ReplayError(f"rank {self._rank} waits for {what} in vain: {reason}")
+        return self._kept[place]
+
+    def _why_in_vain(self, name: str, source: int, until_s: float) -> str:
+        if (reason := self._exchange.why_left(source)) is not None and not self._exchange.has(name):
+            return f"rank {source} has ended ({reason})"
+        if time.monotonic() < until_s:
+            return ""
+        return f"rank {source} does other steps than those that were recorded, or is stuck"
+
+    def forget_what_is_over(self, seq: int) -> None:
+        """Op ``seq`` has ended: keep what is of later ones, or taken in by them."""
+        last_use = self._own.last_use
+        self._kept = {
+            place: blob
+            for place, blob in self._kept.items()
+            if max(place[0], last_use.get(place[:3], -1)) > seq
+        }
+
+    def leave(self, reason: str) -> None:
+        """Nothing more comes from this rank."""
+        self._exchange.leave(self._rank, reason)

@@ -1,0 +1,190 @@
+"""A lane that plays a ledger: the record says what came, where other lanes have a socket and a clock.
+
+It has the methods of ``_native.UdpLane`` that a group uses. Reports are those of the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tailcut import _native
+from tailcut.errors import ReplayError
+from tailcut.ledger.records import OpRecord
+from tailcut.mirror import NO_TRAFFIC
+from tailcut.replay.player import Array, Player
+from tailcut.replay.script import RankScript
+from tailcut.replay.single import Dump
+
+
+@dataclass(frozen=True)
+class _Flight:
+    seq: int
+    record: OpRecord | None
+    bucket: Array
+
+
+class ReplayLane:
+    """One rank. One thread at a time may wait."""
+
+    failure = ""
+
+    def __init__(self, player: Player, script: RankScript) -> None:
+        self._player = player
+        self._script = script
+        self._next_seq = script.ops[0].seq if script.ops else 0
+        self._tickets = 0
+        self._flying: dict[int, _Flight] = {}  # by ticket, in the order of submission
+        self._ended: dict[int, Any] = {}  # reports
+
+    def submit(
+        self,
+        bucket: Array,
+        terms: object,
+        key: int = 0,
+        loss_scale_tag: int = 0,
+        *,
+        reliable: Sequence[tuple[int, int]] = (),
+        contribute: bool = True,
+        seq: int | None = None,
+    ) -> int:
+        """Enter the next op. Its terms are those of the record."""
+        seq = self._next_seq if seq is None else seq
+        with self._telling_the_others():
+            record = self._player.begin(seq, bucket, key, loss_scale_tag, contribute)
+        self._next_seq = seq + 1
+        self._tickets += 1
+        self._flying[self._tickets] = _Flight(seq, record, bucket)
+        return self._tickets
+
+    def wait(self, ticket: int, timeout_ns: int) -> Any:
+        """End all ops up to this one. It takes as long as the other ranks take, whatever the timeout."""
+        with self._telling_the_others():
+            while ticket not in self._ended:
+                number, flight = next(iter(self._flying.items()))
+                if flight.record is None:
+                    raise ReplayError(
+                        f"the ledger of rank {self._script.rank} ends before op {flight.seq}: it died there, "
+                        "and its replay ends there too"
+                    )
+                self._end(flight.record, flight.bucket)
+                del self._flying[number]
+                self._ended[number] = flight.record.native
+        return self._ended[ticket]
+
+    def _end(self, record: OpRecord, bucket: Array) -> None:
+        self._player.end(record, bucket)
+
+    @contextmanager
+    def _telling_the_others(self) -> Iterator[None]:
+        """They do not wait for a rank that has failed."""
+        try:
+            yield
+        except BaseException as error:
+            self._player.leave(str(error) or type(error).__name__)
+            raise
+
+    def drop_report(self, ticket: int) -> None:
+        self._ended.pop(ticket, None)
+
+    @property
+    def behind_ops(self) -> int:
+        """As many as it takes to skip the steps that were skipped then: their ops did not contribute."""
+        ops, seq = 0, self._next_seq
+        while (record := self._script.by_seq.get(seq + ops)) and not record.terms["contribute"]:
+            ops += 1
+        return ops + 1 if ops else 0
+
+    def skipped(self, first_seq: int, last_seq: int) -> None:
+        self._player.skipped(first_seq, last_seq)
+
+    def forget(self, key: int, first: int, count: int) -> None:
+        self._player.core.forget(key, first, first + count)
+
+    def resynced(self) -> None:
+        self._player.core.resynced()
+
+    def skip_to(self, seq: int) -> None:
+        self._next_seq = seq
+
+    def rejoined(self) -> None:
+        """Such runs are refused before."""
+
+    def stats(self) -> Any:
+        """Nothing was sent."""
+        protocol: dict[str, Any] = dict.fromkeys(_native.Counters.fields(), 0)
+        return SimpleNamespace(
+            protocol=SimpleNamespace(**{**protocol, "traffic": NO_TRAFFIC, "rejected": {}}),
+            socket=SimpleNamespace(blocked_sends=0, failed_sends=0),
+            uncorrected_packets=0,
+            pool_used_bytes=0,
+            memory_bytes=0,
+            rtt_ns=[0] * self._script.ledger.start.ranks,
+            contributing=True,
+        )
+
+    # ---- blobs of other ranks, of which none come
+
+    def offer(self, blob_id: int, blob: Any) -> None:
+        pass
+
+    def withdraw(self, blob_id: int) -> None:
+        pass
+
+    def fetch(self, server: int, blob_id: int, most_bytes: int) -> int:
+        return 0
+
+    def cancel(self, ticket: int) -> None:
+        pass
+
+    def take_fetched(self, ticket: int, timeout_ns: int) -> tuple[int, Any]:
+        return 0, np.empty(0, np.uint8)
+
+    def take_wanted(self) -> dict[int, int]:
+        return {}
+
+    # ---- the end
+
+    def close(self, linger_ns: int) -> None:
+        self._player.leave("it has closed its group")
+
+    def join(self, timeout_ns: int) -> bool:
+        return True
+
+    def abandon(self) -> None:
+        pass
+
+
+class DumpingLane(ReplayLane):
+    """Ends with one op, and stores what its result follows from."""
+
+    def __init__(self, player: Player, script: RankScript, dump: Dump) -> None:
+        super().__init__(player, script)
+        self._dump = dump
+
+    def submit(
+        self,
+        bucket: Array,
+        terms: object,
+        key: int = 0,
+        loss_scale_tag: int = 0,
+        *,
+        reliable: Sequence[tuple[int, int]] = (),
+        contribute: bool = True,
+        seq: int | None = None,
+    ) -> int:
+        self._dump.note_input(self._next_seq if seq is None else seq, bucket)
+        return super().submit(
+            bucket, terms, key, loss_scale_tag, reliable=reliable, contribute=contribute, seq=seq
+        )
+
+    def _end(self, record: OpRecord, bucket: Array) -> None:
+        super()._end(record, bucket)
+        if record.seq == self._dump.seq:
+            self._dump.write(bucket)
+            raise ReplayError(f"op {record.seq} is stored, and the replay ends with it")

@@ -1,0 +1,66 @@
+"""Ray Train on a local cluster: the same training as with plain DDP, a worker that fails, one that stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.frameworks.checks import assert_the_others_went_on
+from tests.launch import ROOT, Run
+
+LIMIT_S = 900
+"""A cluster takes a minute to start on two busy cores, and a failed group of workers as long again."""
+
+
+def run_on_a_cluster(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    env = {
+        **os.environ,
+        "RESULTS": str(directory),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    done = subprocess.run(
+        [sys.executable, *command], cwd=directory, env=env, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("ray")
+    run_on_a_cluster(directory, "-m", "tests.frameworks.cluster_ray")
+    return directory
+
+
+def results(cluster: Path, loop: str) -> list[dict[str, Any]]:
+    return [json.loads((cluster / f"{loop}-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_workers_train_as_with_plain_ddp(cluster: Path) -> None:
+    for rank in results(cluster, "equal"):
+        assert rank == {"difference": 0.0, "ops": 6}  # two ranks: there is only one order of addition
+
+
+def test_a_worker_that_stops_does_not_stop_the_others(cluster: Path) -> None:
+    assert_the_others_went_on(Run(0, results(cluster, "frozen"), ""))
+
+
+def test_a_group_that_ray_starts_again_after_a_failure_meets_anew(cluster: Path) -> None:
+    assert (cluster / "failed").exists()  # by the first life, and the results are of the second
+    assert [rank["ops"] for rank in results(cluster, "equal")] == [6, 6]
+
+
+def test_the_example_trains(tmp_path: Path) -> None:
+    example = str(ROOT / "examples" / "ray_train.py")
+    done = run_on_a_cluster(tmp_path, example, "--steps", "30", "--storage", str(tmp_path))
+    assert "'ops': 30" in done.stdout
+    assert list(tmp_path.rglob("model.pt"))
