@@ -205,7 +205,8 @@ void PartReduction::hand_back(bool needed) {
         end = present_.test(g) ? g + head_at(g).granules : present_.run_end(g, all);
         if (!present_.test(g)) continue;
         mean.packets.push_back({origin + g, head_at(g)});
-        std::copy_n(mean_slot(g), head_at(g).payload_bytes(), slot_of(mean, origin + g));
+        const auto packet = packet_at(g);
+        std::copy(packet.begin(), packet.end(), slot_of(mean, origin + g));
     }
     PlanesReduction::hand_back(needed);
 }
