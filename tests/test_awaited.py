@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tailcut import Freeze, Report, Scenario, Simulation, simulate
+from tailcut import Freeze, Report, Scenario, Simulation, _native, simulate
+from tailcut.policy.deadline import to_native
 from tailcut.simulation.network import RateChange
 from tailcut.simulation.scenario import Hang
+from tailcut.stats import OpBounds
 from tests import oracle
 
 COMPUTE_S = 0.01
@@ -114,7 +116,7 @@ def test_a_rank_that_evaluates_every_so_often_costs_two_bounds_each_time_and_len
     slow = times_s(reports)[AFTER:] > 1.05 * usual_s
     evaluations = len(range(AFTER, OPS, 30))
     assert slow.sum() <= 2 * evaluations
-    cut = [report.scatter.took_s or 0.0 for report in reports if report.scatter.ended_by == "bound"]
+    cut = [report.scatter.took_s or 0.0 for report in reports if report.scatter.ended_by != "all"]
     assert max(cut) <= 0.06
 
 
@@ -125,7 +127,8 @@ def test_a_rank_twice_as_slow_holds_nobody_up() -> None:
     compute_s[AFTER:, 3] *= 2
     reports = without(3, run(4, compute_s=compute_s).reports(0))
     assert len(reports) > 50
-    assert times_s(reports[2:]).max() <= 1.05 * usual_s
+    assert np.median(times_s(reports[2:])) <= 1.05 * usual_s
+    assert times_s(reports[2:]).max() <= 1.15 * usual_s  # one in which late contributions came
 
 
 def test_a_contribution_within_the_bound_counts_also_after_an_early_close() -> None:
@@ -133,11 +136,11 @@ def test_a_contribution_within_the_bound_counts_also_after_an_early_close() -> N
     compute_s = np.full((OPS, 4), COMPUTE_S)
     compute_s[60, 3] = 0.5
     compute_s[61:, 3] = 0.0005
-    compute_s[96, 3] = 0.03  # it has just caught up
+    compute_s[101, 3] = 0.03  # it has just caught up
     links = [report.links[3] for report in run(4, compute_s=compute_s).reports(0)]
-    assert not links[96].awaited
-    assert links[96].scatter.missing == links[96].scatter.coords
-    assert links[98].awaited
+    assert not links[101].awaited
+    assert links[101].scatter.missing == links[101].scatter.coords
+    assert links[103].awaited
 
 
 def test_if_most_ranks_are_late_it_is_the_network_and_all_that_entered_are_awaited() -> None:
@@ -169,3 +172,65 @@ def test_a_grid_awaits_within_its_rows() -> None:
     usual_s = np.median(times_s(run(16, rows=4, buckets=0).reports(0)))
     reports = run(16, rows=4, buckets=0, hangs=[Hang(3, FROM_S, 1e6)]).reports(0)
     assert np.median(times_s(reports[-50:])) <= 1.05 * usual_s
+
+
+# ---- who has not entered -----------------------------------------------------------------------------------
+
+
+class Leaving:
+    """A policy with long bounds that leaves ranks out which have not entered after 20 ms."""
+
+    def terms(self, length: int) -> _native.Terms:
+        return _native.Terms(to_native(OpBounds(2, 3, 2, 1, 1, 4, absent_s=0.02)), 16)
+
+    def after(self, report: Report, now_s: float) -> None: ...
+
+
+def leaving(ranks: int, busy: dict[int, float], **more: Any) -> list[Report]:
+    """The reports of rank 0. In op 5 some ranks compute for longer."""
+    compute_s = np.full((12, ranks), 0.1)
+    for rank, longer_s in busy.items():
+        compute_s[5, rank] += longer_s
+    scenario = {"length": 20_000, "ops": 12, "bytes_per_s": 1e8, "deadline_s": 4.0, "buckets": 1, **more}
+    simulation = simulate(
+        Scenario(ranks=ranks, compute_s=compute_s, **scenario), policies=[Leaving() for _ in range(ranks)]
+    )
+    return simulation.reports(0)
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_a_rank_that_has_not_entered_is_left_out_soon_after_all_others_have_delivered(ranks: int) -> None:
+    report = leaving(ranks, {ranks - 1: 1.0})[5]
+    assert report.scatter.ended_by == "absent"
+    assert report.links[ranks - 1].scatter.missing
+    assert 0.02 <= (report.scatter.took_s or 0.0) < 0.03
+    assert report.elapsed_s < 0.04
+    assert report.lost_frac == 0
+
+
+def test_a_rank_that_enters_meanwhile_is_waited_for() -> None:
+    report = leaving(4, {3: 0.015})[5]
+    assert report.scatter.ended_by == "all"
+    assert not report.scatter.missing
+
+
+def test_half_of_the_ranks_are_waited_for() -> None:
+    report = leaving(4, {2: 0.5, 3: 0.5})[5]
+    assert report.scatter.ended_by == "all"
+    assert (report.scatter.took_s or 0.0) > 0.4
+
+
+def test_one_of_two_ranks_is_waited_for() -> None:
+    assert leaving(2, {1: 0.5})[5].scatter.ended_by == "all"
+
+
+@pytest.mark.parametrize("more", [{"buckets": 0}, {"late": "discard"}])
+def test_where_nothing_is_carried_a_rank_that_has_not_entered_is_waited_for(more: dict[str, Any]) -> None:
+    assert leaving(4, {3: 0.5}, **more)[5].scatter.ended_by == "all"
+
+
+def test_a_rank_that_has_entered_is_waited_for_while_its_link_is_slow() -> None:
+    reports = leaving(4, {}, rate_changes=[RateChange(0.55, 3, 0.01, 1.0), RateChange(0.75, 3, 1.0, 1.0)])
+    slow = max(reports, key=lambda report: report.elapsed_s)
+    assert slow.elapsed_s > 0.05
+    assert all(report.scatter.ended_by == "all" for report in reports)

@@ -24,6 +24,8 @@ class OpBounds(NamedTuple):
     gather_grace_s: float
     deadline_s: float
     """The longest op, from the rank's own entry."""
+    absent_s: float = 0.0
+    """How long SCATTER waits for ranks that have not entered when all others have delivered. 0: until t_B."""
 
 
 StandingName = Literal["on time", "late", "slow", "stuck", "dead"]

@@ -23,6 +23,8 @@ public:
     explicit LastParts(Rank ranks) : at_(ranks, -1), missing_(ranks) {}
 
     void note(Rank rank, Time now);
+    Time at(Rank rank) const { return at_[rank]; }
+    std::size_t came() const { return at_.size() - missing_; }
     // When the last parts of all ranks had come, except those of silent ranks; kNever: not yet.
     Time all_at(const Roster& roster) const;
 
@@ -52,6 +54,7 @@ public:
     Time majority_entered_at() const { return entries_.size() < majority_ ? -1 : entries_[majority_ - 1]; }
     Time entered_at(Rank rank) const { return entered_at_[rank]; }
     Time last_at(Rank rank) const { return last_at_[rank]; }  // when its latest packet came
+    const LastParts& last_parts() const { return last_parts_; }
 
 private:
     const std::size_t majority_;

@@ -19,6 +19,8 @@ struct Bounds {
     Duration scatter_grace = 0;  // t_C: SCATTER closes this long after all non-silent ranks' last parts came
     Duration gather_grace = 0;   // t_C: the same for GATHER, which ends the op
     Duration deadline = 0;       // the op ends at the latest this long after the rank's own entry
+    // SCATTER leaves out ranks that have not entered this long after all others delivered; 0: it awaits them as others.
+    Duration absent = 0;
 
     template <typename Visit>
     static constexpr void visit_fields(Visit&& visit) {
@@ -28,6 +30,7 @@ struct Bounds {
         visit("scatter_grace_s", &Bounds::scatter_grace);
         visit("gather_grace_s", &Bounds::gather_grace);
         visit("deadline_s", &Bounds::deadline);
+        visit("absent_s", &Bounds::absent);
     }
 };
 

@@ -25,6 +25,14 @@ from tailcut.stats import OpBounds, Standing
 GUESS_FACTOR = 2.0
 """A size class of which nothing is known yet gets this many times the bounds of another one."""
 
+ABSENT_SHARE = 1 / 4
+"""Ranks that have not entered when all others have delivered are waited for this share of a step. One that
+evaluates is away for longer. Ranks whose steps vary by a tenth enter apart by a fifth of a step."""
+
+LEAST_WAIT_S = 0.020
+"""But at least this long: on a host with more ranks than cores one does not get to run for some
+milliseconds."""
+
 _CUT: tuple[Ending, ...] = ("bound", "deadline")
 
 PERIODS = 9
@@ -45,7 +53,7 @@ class _StagePolicy:
         done after ``needed_s`` and the median one after ``came_s``; ``loss`` is theirs too."""
         if ended_by == "all":
             self.bound.completed(seq, took_s)
-        elif loss > 0 and ended_by != "grace":
+        elif loss > 0 and ended_by in _CUT:
             self.bound.cut(seq, took_s)
         elif came_s is not None:  # everything that was waited for came, except stray packets
             self.bound.completed(seq, needed_s)
@@ -73,6 +81,9 @@ class Steering:
         self._stragglers = Stragglers(members, straggler_share, whose)
         self._standings = Standings(len(members), straggler_share)
         self._alarms: list[str] = []
+        self._step_s = 0.0  # the usual time from an op of a bucket to the next; 0: not known
+        self.hurried = True
+        """Set from outside: the budget has room for contributions that are left out."""
         self.patient = False
         """Set from outside: the longest bounds hold because recent ops have lacked too much."""
 
@@ -99,7 +110,14 @@ class Steering:
             gather_s=gather_s,
             scatter_grace_s=policies["scatter"].early_exit.grace_s(scatter_s),
             gather_grace_s=policies["gather"].early_exit.grace_s(gather_s),
+            absent_s=self._absent_s(scatter_s),
         )
+
+    def _absent_s(self, longest_s: float) -> float:
+        """How long ranks are waited for that have not entered; 0: as long as others."""
+        if not (self.hurried and self._step_s):
+            return 0.0
+        return min(longest_s, max(LEAST_WAIT_S, ABSENT_SHARE * self._step_s))
 
     @property
     def known_bounds(self) -> dict[int, OpBounds]:
@@ -143,7 +161,7 @@ class Steering:
                 policies[late.stage].bound.came_late(late.seq, late.took_s)
         came_s = arrivals_s(report.links, "scatter", self._place)
         usual_s = self._policy(report.size, "scatter").early_exit.average_s or 0.0
-        period_s = self._periods.after(report.key, now_s - report.elapsed_s)
+        self._step_s = period_s = self._periods.after(report.key, now_s - report.elapsed_s)
         slack_s = LATE_SHARE * (period_s or self._longest.deadline_s)
         least_s = max(LEAST_GRACE_SHARE * self._longest.deadline_s, slack_s)
         report = report.judged(judge(report, self._place, came_s, usual_s, least_s))
