@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tailcut
+from tailcut.pytorch import following
 from tests.training.common import (
     INPUTS,
     OUTPUTS,
@@ -44,6 +45,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=20)
     settings = {"packet_bytes": 1400, **json.loads(sys.argv[1])}
+    following.MANY_BYTES = settings.pop("many_bytes", following.MANY_BYTES)
     attachment = tailcut.attach(ddp, optimizer=optimizer, scaler=scaler, **settings)
 
     def step(number: int) -> None:

@@ -27,6 +27,9 @@ from tailcut.report import Report, engine_failed, outcome_of
 from tailcut.stats import Stats
 from tailcut.store import ComparingStore
 
+RAW_BITS = 32
+"""Raw coordinates travel as they are."""
+
 SLICE_NS = 50_000_000
 """The longest single native wait, so that Ctrl-C is answered."""
 
@@ -60,6 +63,7 @@ class Ops:
         self.state = None if opening.grid.rows > 1 else State(opening.lanes[0])
         self._rank = opening.rank
         self._grid = opening.grid
+        self._raw = opening.codec == "raw"
         self._steering = opening.steering
         self._process = os.getpid()
         self._lock = threading.RLock()
@@ -239,6 +243,11 @@ class Ops:
     def take_news(self) -> list[str]:
         with self._lock:
             return self._steering.take_news()
+
+    @property
+    def mean_bits(self) -> int:
+        """Of a coordinate of a mean, on its way."""
+        return RAW_BITS if self._raw else self._steering.mean_planes
 
     def stats(self) -> Stats:
         self.check_process()

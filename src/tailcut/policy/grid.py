@@ -156,6 +156,11 @@ class GridSteering:
         """By rank: whether it is late, slow, stuck or dead. Ranks outside the row count as on time."""
         return self._grid.spread(self._row.standings, self._rank, ON_TIME_STANDING)
 
+    @property
+    def mean_planes(self) -> int:
+        """Of the means of this rank's next op; others choose alike."""
+        return self._planes.choice.gather
+
     def describe(self) -> str:
         """The derived bounds, in words."""
         if self._column is None:

@@ -152,6 +152,7 @@ class Attachment:
                 self._replica,
                 self._restart,
                 self._warn_once,
+                state_is_all=step is None,
             )
         self._stalls: StallWatch | None = None
         if self._reducer is not None and self._reducer.group.world_size > 1:

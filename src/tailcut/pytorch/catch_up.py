@@ -81,9 +81,16 @@ class CatchUp:
             return False
         first = self._pace.even and not self._accumulating
         self._accumulating |= not ddp.require_backward_grad_sync
-        return first and self._missed_steps() > 0
+        return first and self.missed_steps > 0
 
-    def _missed_steps(self) -> int:
+    @property
+    def missed_bytes(self) -> int:
+        """What the means of these steps take on their way to this rank."""
+        coordinates = sum(_length(bucket) for bucket in self._passes.form)
+        return self.missed_steps * coordinates * self._group._ops.mean_bits // 8
+
+    @property
+    def missed_steps(self) -> int:
         """The steps that the group has left behind: it has begun a later one."""
         ops = len(self._passes.form)
         return max(0, self._group.behind_ops - 1) // ops if ops else 0
@@ -98,7 +105,7 @@ class CatchUp:
         means = [torch.zeros(_length(bucket)) for bucket in self._passes.form]
         whole = True
         with _borrowed_gradients(self._passes.form):
-            while whole and self._missed_steps() > 0:
+            while whole and self.missed_steps > 0:
                 whole = self._skip_step(means)
         self._pace.note_step()  # also if a GradScaler has left the last one out
         self._say(self._passes.skipped - before, time.monotonic() - began_s)

@@ -14,14 +14,25 @@ from tailcut.pytorch.catch_up import CatchUp
 from tailcut.pytorch.passes import Passes
 from tailcut.pytorch.reducer import Reducer
 from tailcut.pytorch.rejoin import Rejoin
-from tailcut.pytorch.resync import Replica
+from tailcut.pytorch.resync import Replica, tensors_of
 
 REJOINS_IN_A_ROW = 3
 """A group may be beyond the window again before its state has come."""
 
+MANY_BYTES = 1 << 26
+"""Fewer bytes of means come in a fraction of a second, and the others notice nothing of it."""
+
+LESS = 1 / 4
+"""A state is fetched instead of means if it has less than this share of their bytes: the others must copy it,
+and the means since the copy come on top."""
+
+COPY_LIMIT_S = 0.5
+"""How long to wait for a copy of the state where the means would do."""
+
 
 class Following:
-    """One rank. ``restart`` is called when its replica was given the state of another."""
+    """One rank. ``restart`` is called when its replica was given the state of another. ``state_is_all``: a
+    step changes nothing but that state, so that either way leads to the same replica."""
 
     def __init__(
         self,
@@ -32,6 +43,8 @@ class Following:
         replica: Callable[[], Replica],
         restart: Callable[[], None],
         warn: Callable[[str], None],
+        *,
+        state_is_all: bool,
     ) -> None:
         self._reducer = reducer
         self._passes = passes
@@ -40,6 +53,7 @@ class Following:
         self._replica = replica
         self._restart = restart
         self._warn = warn
+        self._state_is_all = state_is_all
         reducer.rejoins = rejoin is not None
 
     def before_forward(self, ddp: DistributedDataParallel) -> None:
@@ -58,7 +72,11 @@ class Following:
         if self._reducer.behind is not None and not (ddp.training and self._rejoined()):
             return True  # it goes on alone
         catch_up = self._catch_up
-        if catch_up is None or not catch_up.due(ddp) or catch_up.catch_up():
+        if catch_up is None or not catch_up.due(ddp):
+            return True
+        if self._state_is_less(catch_up.missed_bytes) and self._took_state(catch_up):
+            return False
+        if catch_up.catch_up():
             return True
         if self._rejoin is None:
             self._stay_behind(catch_up)
@@ -71,11 +89,23 @@ class Following:
         self._stay_behind(catch_up)
         return True
 
-    def _rejoined(self) -> bool:
+    def _state_is_less(self, missed_bytes: int) -> bool:
+        """Whether the state of the others is far less than the means that this rank has missed."""
+        if self._rejoin is None or not self._state_is_all or missed_bytes < MANY_BYTES:
+            return False
+        return sum(tensor.nbytes for tensor in tensors_of(self._replica())) < LESS * missed_bytes
+
+    def _took_state(self, catch_up: CatchUp) -> bool:
+        self._reducer.behind = f"is {catch_up.missed_steps} steps behind, whose means are more than a state"
+        rejoined = self._rejoined(within_s=COPY_LIMIT_S)
+        self._reducer.behind = None
+        return rejoined
+
+    def _rejoined(self, within_s: float | None = None) -> bool:
         """Fetch the state of the others; False if they have none to go on from."""
         assert self._rejoin is not None
         assert self._reducer.behind is not None
-        step = self._rejoin.run(self._replica(), self._reducer.behind)
+        step = self._rejoin.run(self._replica(), self._reducer.behind, within_s=within_s)
         if step is None:
             return False
         self._passes.skip_to(step)

@@ -70,16 +70,20 @@ class Rejoin:
 
     # ---- for this rank
 
-    def run(self, replica: Replica, why: str) -> int | None:
+    def run(self, replica: Replica, why: str, *, within_s: float | None = None) -> int | None:
         """Load a state of the others, and contribute again from where it is on. Returns how many steps it has
-        behind it; None if the others stand still, so that there is nothing to go on from."""
+        behind it; None if the others stand still, so that there is nothing to go on from. With ``within_s``
+        there is another way: None also if they do not begin to bring a copy so soon."""
         if self._ops.behind_ops == self._stood_at:
             return None
         began_s = time.monotonic()
         self._say(f"{why}: it asks the others for their state")
         for _ in range(ATTEMPTS):
-            transfer, outcome = self._attempt(replica)
+            transfer, outcome = self._attempt(replica, within_s or self._limit_s)
             head = transfer.head
+            if head is None and within_s is not None:
+                return None
+            within_s = None  # this rank is at the ops of the copy now, and there is no other way
             if head is None and outcome is Outcome.STALLED:
                 self._stood_at = self._ops.behind_ops
                 self._say("goes on alone, because the others take no steps; it asks again when they do")
@@ -119,7 +123,7 @@ class Rejoin:
             f"goes on at step {head.step}: {with_unit(head.image_bytes)} from {donors} in {took_s:.2f} s"
         )
 
-    def _attempt(self, replica: Replica) -> tuple[Transfer, Outcome]:
+    def _attempt(self, replica: Replica, limit_s: float) -> tuple[Transfer, Outcome]:
         self._attempts += 1
         request = Request(self._rank, self._attempts)
 
@@ -130,7 +134,7 @@ class Rejoin:
             self._ops.skip_to(head.seqs)  # from now on, what the others send for these ops is kept
             return True
 
-        transfer = Transfer(self._state, request, self._others, accept, self._limit_s, time.monotonic())
+        transfer = Transfer(self._state, request, self._others, accept, limit_s, time.monotonic())
         try:
             outcome = Outcome.UNDER_WAY
             while outcome is Outcome.UNDER_WAY:
