@@ -29,15 +29,21 @@ void append(Bytes& to, const void* from, std::size_t size) {
     to.insert(to.end(), bytes, bytes + size);
 }
 
-// Sums of uniform values, some of them exactly zero: about Gaussian. With `spiked`, far from it.
-std::vector<float> vector_of(std::size_t n, std::uint64_t seed, bool spiked) {
+// Gaussian: about so, by sums of uniform values. Spiked: few of them are not zero. Paired: few ones, which make
+// exact zeros of many rotated coordinates.
+enum class Kind { kGaussian, kSpiked, kPaired };
+constexpr const char* kNames[] = {"gaussian", "spiked", "paired"};
+
+std::vector<float> vector_of(std::size_t n, std::uint64_t seed, Kind kind) {
     std::vector<float> x(n);
     for (std::size_t k = 0; k < n; ++k) {
         const std::uint64_t bits = mix(seed + k);
         float sum = 0;
         for (int part = 0; part < 4; ++part)
-            sum += static_cast<float>(static_cast<std::int16_t>(bits >> (16 * part)));
-        x[k] = bits % 11 == 0 || (spiked && bits % 97 != 0) ? 0.0f : sum / 32768;
+            sum += static_cast<float>(static_cast<std::int16_t>(bits >> (16 * part))) / 32768;
+        if (kind == Kind::kGaussian) x[k] = sum;
+        if (kind == Kind::kSpiked) x[k] = bits % 97 == 0 ? sum : 0.0f;
+        if (kind == Kind::kPaired) x[k] = k % 5000 == 7 ? 1.0f : 0.0f;
     }
     return x;
 }
@@ -60,7 +66,7 @@ void compare(const std::string& name, const std::function<void(Bytes&)>& run) {
 void rotations() {
     for (std::size_t n = 64; n <= codec::kMaxRotation; n *= 2)
         compare("rotate " + std::to_string(n), [n](Bytes& result) {
-            std::vector<float> x = vector_of(n, n, false), z(n);
+            std::vector<float> x = vector_of(n, n, Kind::kGaussian), z(n);
             const codec::PowerSums sums = codec::rotate(x, z, n);
             append(result, &sums, sizeof sums);
             append(result, z.data(), 4 * n);
@@ -70,10 +76,10 @@ void rotations() {
 }
 
 // Whole messages: scales, gains, planes and headers, and what is decoded from packets that are whole or cut.
-void messages(bool spiked) {
+void messages(Kind kind) {
     for (int planes = 1; planes <= 16; ++planes)
-        compare((spiked ? "spiked, planes " : "planes ") + std::to_string(planes), [=](Bytes& result) {
-            const std::vector<float> x = vector_of(10'000, static_cast<std::uint64_t>(planes), spiked);
+        compare(kNames[static_cast<int>(kind)] + (", planes " + std::to_string(planes)), [=](Bytes& result) {
+            const std::vector<float> x = vector_of(10'000, static_cast<std::uint64_t>(planes), kind);
             codec::Message message;
             message.encode(x, {.planes = planes, .seed = 5});
             for (const bool biased : {false, true})
@@ -99,7 +105,7 @@ void means() {
             std::vector<std::vector<float>> vectors;
             std::vector<const float*> sources;
             for (std::uint64_t rank = 0; rank < static_cast<std::uint64_t>(divisor); ++rank)
-                vectors.push_back(vector_of(1001, rank, false));
+                vectors.push_back(vector_of(1001, rank, Kind::kGaussian));
             for (const auto& vector : vectors) sources.push_back(vector.data());
             std::vector<float> out(1001);
             codec::mean_in_order(sources, divisor, out.size(), out.data());
@@ -111,7 +117,7 @@ void means() {
 
 int main() {
     rotations();
-    for (const bool spiked : {false, true}) messages(spiked);
+    for (const Kind kind : {Kind::kGaussian, Kind::kSpiked, Kind::kPaired}) messages(kind);
     means();
     return all_alike ? 0 : 1;
 }
