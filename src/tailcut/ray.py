@@ -1,7 +1,7 @@
 """Ray Train: figures reported once in many steps, by a thread. Gradients need only ``tailcut.attach``.
 
 ``ray.train.report`` waits until every worker has called it, so in the training thread a worker that stops
-would stop all of them. Written for Ray Train 2.50 and later. Does not know tailcut's groups: the caller counts.
+would stop all of them. Written for Ray Train 2.50 and later. Knows no groups: the caller counts.
 """
 
 from __future__ import annotations

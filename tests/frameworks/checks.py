@@ -9,8 +9,8 @@ from tests.launch import Run, torchrun
 DEADLINE_S = 1.0
 FROZEN_RANK = 1
 FROZEN_S = 3
-"""Twice the deadline is far less: a step that waits for the frozen rank is above that, and one that does not is
-far below, also on two busy cores (docs/frameworks.md has the longest that was seen)."""
+"""More than twice the deadline, so that a step that waits for the frozen rank fails. One that does not is far
+below that, also on two busy cores (docs/frameworks.md has the longest that was seen)."""
 LIMIT_S = 300
 """Only a hang takes longer: a framework takes long to import where many ranks share a core."""
 NOISE = ("Traceback", "terminate called", "FATAL", "leaked", "Exception ignored")
