@@ -21,10 +21,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-frameworks test-latest-torch bench lint sanitize format docs stub clean
+.PHONY: help setup demo test test-fast test-frameworks test-latest-torch test-aarch64 wheel bench lint sanitize format docs stub clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-18s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-18s %s\n", $$1, $$2 }'
 
 setup: $(STAMPS)/dev $(STAMPS)/package ## everything for development, in .venv
 
@@ -70,6 +70,18 @@ format: $(STAMPS)/dev ## rewrite the sources in the project's style
 docs: $(STAMPS)/dev ## regenerate docs/configuration.md from the fields of Config
 	@PYTHONPATH=src $(VENV)/bin/python scripts/configuration.py
 
+# The wheel is built from the sdist, so that whoever has no wheel for a machine can build one too.
+wheel: CHECKED := build/wheel
+wheel: $(STAMPS)/light ## build the sdist and, from it, a wheel in dist/, and check the wheel in an empty environment
+	@rm -rf dist $(CHECKED) && mkdir -p $(CHECKED)
+	@echo "==> building the sdist, and a wheel from it"
+	@$(VENV)/bin/python -c "from scikit_build_core.build import build_sdist; build_sdist('dist')" >/dev/null
+	@$(PIP) wheel -qq --no-build-isolation --no-deps -w dist dist/*.tar.gz
+	@echo "==> checking $$(echo dist/*.whl)"
+	@$(PYTHON) -m venv $(CHECKED)/venv
+	@$(CHECKED)/venv/bin/python -m pip install -qq -c constraints-dev.txt dist/*.whl
+	@cd $(CHECKED) && venv/bin/python $(CURDIR)/scripts/check-wheel.py
+
 stub: $(STAMPS)/package ## regenerate src/tailcut/_native.pyi from the built extension
 	@$(VENV)/bin/python -m nanobind.stubgen -q -m tailcut._native -o src/tailcut/_native.pyi
 
@@ -78,8 +90,8 @@ sanitize: ASAN := build/sanitize-address
 sanitize: TSAN := build/sanitize-thread
 sanitize: $(STAMPS)/light ## run the native tests under the address, undefined and thread sanitizers
 	@scripts/system-packages sanitize
-	@$(call build_native,$(ASAN),address$(comma)undefined,sim_stress udp_stress fuzz_endpoint fuzz_codec)
-	@$(call build_native,$(TSAN),thread,udp_stress)
+	@$(call build_native,$(ASAN),address$(comma)undefined,sim_stress udp_stress fuzz_endpoint fuzz_codec,$(SANITIZE_CXX))
+	@$(call build_native,$(TSAN),thread,udp_stress,$(SANITIZE_CXX))
 	@echo "==> sim_stress (address, undefined)"
 	@$(ASAN)/sim_stress 300
 	@echo "==> udp_stress (address, undefined)"
@@ -93,13 +105,27 @@ sanitize: $(STAMPS)/light ## run the native tests under the address, undefined a
 	@echo "==> udp_stress (thread)"
 	@$(NO_ASLR) $(TSAN)/udp_stress
 
+# Prints hashes of what the kernels compute, here and for 64-bit ARM in an emulator: they are to be the same.
+test-aarch64: HERE := build/kernels
+test-aarch64: THERE := build/kernels-aarch64
+test-aarch64: $(STAMPS)/light ## hold the NEON kernels to their scalar twins and to the results of this machine (a minute)
+	@scripts/system-packages aarch64
+	@$(call build_native,$(HERE),,kernel_hashes,$(CXX),)
+	@$(call build_native,$(THERE),,kernel_hashes,aarch64-linux-gnu-g++,-DCMAKE_SYSTEM_NAME=Linux \
+	    -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_EXE_LINKER_FLAGS=-static)
+	@echo "==> kernel_hashes, here and on 64-bit ARM"
+	@$(HERE)/kernel_hashes >$(HERE)/hashes
+	@qemu-aarch64-static $(THERE)/kernel_hashes >$(THERE)/hashes
+	@diff $(HERE)/hashes $(THERE)/hashes
+	@echo "==> the same bits in $$(wc -l <$(HERE)/hashes) cases"
+
 comma := ,
-# $(call build_native,DIRECTORY,SANITIZERS,TARGETS)
+# $(call build_native,DIRECTORY,SANITIZERS,TARGETS,COMPILER,OPTIONS)
 define build_native
-echo "==> building $(3) with $(SANITIZE_CXX) ($(2))" && \
+echo "==> building $(3) with $(4) ($(or $(2),no sanitizer))" && \
 $(VENV)/bin/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
-    -DCMAKE_CXX_COMPILER=$(SANITIZE_CXX) -DCMAKE_COMPILE_WARNING_AS_ERROR=ON \
-    -DTAILCUT_NATIVE_TESTS=ON -DTAILCUT_SANITIZE=$(2) >/dev/null && \
+    -DCMAKE_CXX_COMPILER=$(4) -DCMAKE_COMPILE_WARNING_AS_ERROR=ON \
+    -DTAILCUT_NATIVE_TESTS=ON -DTAILCUT_SANITIZE=$(2) $(5) >/dev/null && \
 $(VENV)/bin/cmake --build $(1) --target $(3) -- --quiet
 endef
 

@@ -19,6 +19,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
 from torch import nn
 
 import tailcut
+from tailcut.ray import Reporter
 
 
 def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,6 +34,7 @@ def train(settings: dict[str, Any]) -> None:
     model = prepare_model(nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 1)))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     attachment = tailcut.attach(model, deadline_s=settings["deadline_s"], optimizer=optimizer)
+    reporter = Reporter(every_steps=10)
     rank = ray.train.get_context().get_world_rank()
     while attachment.step < settings["steps"]:
         inputs, targets = batch(attachment.step, rank)
@@ -40,8 +42,11 @@ def train(settings: dict[str, Any]) -> None:
         loss = nn.functional.mse_loss(model(inputs), targets)
         loss.backward()
         optimizer.step()
-    # report() waits for every worker, so it stands behind the steps, with a state that all have in common.
+        reporter.step(attachment.step, {"loss": loss.item()})
+    # A report with a checkpoint waits for every worker, so it stands behind the steps, with a state that all
+    # have in common.
     attachment.before_checkpoint()
+    reporter.close()
     # Not stats().ops: Ray pickles this function, and would take the name for torch.ops, which it cannot.
     counts = attachment.state_dict()
     attachment.close()

@@ -33,6 +33,10 @@ class Run:
     """Of each rank: what its script gave to ``report``, nothing if it did not come so far."""
     err: str
 
+    def of(self, case: str) -> list[Any]:
+        """What each rank reports of one case."""
+        return [rank[case] for rank in self.results]
+
 
 def torchrun(
     ranks: int,

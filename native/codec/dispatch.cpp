@@ -8,10 +8,12 @@ namespace {
 // The codec's only mutable state: a switch for tests.
 std::atomic<bool> scalar_wanted{false};
 
-bool has_avx2() {
+bool has_vectors() {
 #if defined(__x86_64__)
     static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     return has;
+#elif defined(__aarch64__)
+    return true;
 #else
     return false;
 #endif
@@ -19,7 +21,7 @@ bool has_avx2() {
 
 }  // namespace
 
-bool use_avx2() { return has_avx2() && !scalar_wanted.load(std::memory_order_relaxed); }
+bool use_vector_kernels() { return has_vectors() && !scalar_wanted.load(std::memory_order_relaxed); }
 void use_scalar_kernels(bool scalar) { scalar_wanted.store(scalar, std::memory_order_relaxed); }
 
 }  // namespace tailcut::codec

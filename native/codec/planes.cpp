@@ -35,8 +35,8 @@ void decode_run(const DecodeRun& run) {
         if (!run.add) std::fill(run.out + 64 * run.first, run.out + 64 * run.last, 0.0f);
         return;
     }
-#if defined(__x86_64__)
-    if (use_avx2()) return decode_avx2(run, centroids());
+#if defined(TAILCUT_VECTOR_KERNELS)
+    if (use_vector_kernels()) return decode_vector(run, centroids());
 #endif
     decode_scalar(run, centroids());
 }
@@ -53,8 +53,8 @@ Cut decode_to(const PlanesHead& head, std::span<const std::byte> payload, float*
 }  // namespace
 
 void quantize8(const float* z, float unit, std::uint32_t* codes) {
-#if defined(__x86_64__)
-    if (use_avx2()) return quantize8_avx2(z, unit, codes);
+#if defined(TAILCUT_VECTOR_KERNELS)
+    if (use_vector_kernels()) return quantize8_vector(z, unit, codes);
 #endif
     for (std::size_t k = 0; k < 8; ++k) codes[k] = quantize(z[k] * unit);
 }
@@ -125,8 +125,8 @@ void encode(std::span<const float> z, const PlanesHead& head, const Scale& scale
                         head.planes,
                         (key ^ kTies) + first_granule,
                         {payload.data(), table + head.gain_bytes(), head.stride()}};
-#if defined(__x86_64__)
-    if (use_avx2()) return encode_avx2(run);
+#if defined(TAILCUT_VECTOR_KERNELS)
+    if (use_vector_kernels()) return encode_vector(run);
 #endif
     encode_scalar(run);
 }

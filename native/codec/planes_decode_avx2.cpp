@@ -174,7 +174,7 @@ void decode_bits(const DecodeRun& run, const Centroids& means) {
 
 }  // namespace
 
-void decode_avx2(const DecodeRun& run, const Centroids& means) { decode_bits<kMaxPlanes>(run, means); }
+void decode_vector(const DecodeRun& run, const Centroids& means) { decode_bits<kMaxPlanes>(run, means); }
 
 }  // namespace tailcut::codec
 

@@ -103,14 +103,14 @@ void encode_planes(const EncodeRun& run) {
 
 }  // namespace
 
-TAILCUT_AVX2 void quantize8_avx2(const float* z, float unit, std::uint32_t* codes) {
+TAILCUT_AVX2 void quantize8_vector(const float* z, float unit, std::uint32_t* codes) {
     const __m256i q = codes8(_mm256_mul_ps(_mm256_loadu_ps(z), _mm256_set1_ps(unit)));
     const __m256i bounded =
         _mm256_max_epi32(_mm256_min_epi32(q, _mm256_set1_epi32(65535)), _mm256_setzero_si256());
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), bounded);
 }
 
-void encode_avx2(const EncodeRun& run) { encode_planes<kMaxPlanes>(run); }
+void encode_vector(const EncodeRun& run) { encode_planes<kMaxPlanes>(run); }
 
 }  // namespace tailcut::codec
 

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "codec/centroids.hpp"
+#include "codec/dispatch.hpp"
 
 namespace tailcut::codec {
 
@@ -70,10 +71,10 @@ struct DecodeRun {
 
 void encode_scalar(const EncodeRun& run);
 void decode_scalar(const DecodeRun& run, const Centroids& means);
-#if defined(__x86_64__)
-void quantize8_avx2(const float* z, float unit, std::uint32_t* codes);
-void encode_avx2(const EncodeRun& run);
-void decode_avx2(const DecodeRun& run, const Centroids& means);
+#if defined(TAILCUT_VECTOR_KERNELS)
+void quantize8_vector(const float* z, float unit, std::uint32_t* codes);
+void encode_vector(const EncodeRun& run);
+void decode_vector(const DecodeRun& run, const Centroids& means);
 #endif
 
 }  // namespace tailcut::codec

@@ -64,9 +64,9 @@ PowerSums rotate(std::span<const float> in, std::span<float> out, std::uint64_t 
     Signs signs;
     fill(signs, n, key);
     SumLanes sums;
-#if defined(__x86_64__)
-    if (use_avx2())
-        rotate_avx2(in.data(), out.data(), n, signs.data(), factor, sums);
+#if defined(TAILCUT_VECTOR_KERNELS)
+    if (use_vector_kernels())
+        rotate_vector(in.data(), out.data(), n, signs.data(), factor, sums);
     else
 #endif
         rotate_scalar(in.data(), out.data(), n, signs.data(), factor, sums);
@@ -78,8 +78,8 @@ void unrotate(std::span<float> work, std::span<float> out, std::uint64_t key, fl
     const float factor = scale / std::sqrt(static_cast<float>(n));
     Signs signs;
     fill(signs, n, key);
-#if defined(__x86_64__)
-    if (use_avx2()) return unrotate_avx2(work.data(), out.data(), n, signs.data(), factor);
+#if defined(TAILCUT_VECTOR_KERNELS)
+    if (use_vector_kernels()) return unrotate_vector(work.data(), out.data(), n, signs.data(), factor);
 #endif
     unrotate_scalar(work.data(), out.data(), n, signs.data(), factor);
 }

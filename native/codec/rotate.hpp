@@ -3,7 +3,7 @@
 //
 // The sign of coordinate k is bit k mod 64 of mix(key + k/64); a set bit means minus. The butterflies run
 // over strides 1, 2, 4, ..., so every output is one fixed tree of sums and differences. The sums of powers
-// have 16 lanes. So the scalar twin and AVX2 give the same bits, on every machine.
+// have 16 lanes. So the scalar twin, AVX2 and NEON give the same bits, on every machine.
 #pragma once
 
 #include <cstdint>

@@ -217,13 +217,13 @@ void transform(const float* in, float* work, float* out, std::size_t n, const Pa
 
 }  // namespace
 
-void rotate_avx2(const float* in, float* out, std::size_t n, const std::uint64_t* signs, float factor,
-                 SumLanes& sums) {
+void rotate_vector(const float* in, float* out, std::size_t n, const std::uint64_t* signs, float factor,
+                   SumLanes& sums) {
     ReadAhead ahead(in, out, n);
     transform<Edge::kSigns, Edge::kScale>(in, out, out, n, {signs, factor}, &sums, ahead);
 }
 
-void unrotate_avx2(float* work, float* out, std::size_t n, const std::uint64_t* signs, float factor) {
+void unrotate_vector(float* work, float* out, std::size_t n, const std::uint64_t* signs, float factor) {
     WriteAhead ahead(out, out + n);
     transform<Edge::kNone, Edge::kScaleSigns>(work, work, out, n, {signs, factor}, nullptr, ahead);
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "codec/dispatch.hpp"
 #include "codec/rotate.hpp"
 
 namespace tailcut::codec {
@@ -19,10 +20,10 @@ void rotate_scalar(const float* in, float* out, std::size_t n, const std::uint64
                    SumLanes& sums);
 void unrotate_scalar(float* work, float* out, std::size_t n, const std::uint64_t* signs, float factor);
 
-#if defined(__x86_64__)
-void rotate_avx2(const float* in, float* out, std::size_t n, const std::uint64_t* signs, float factor,
-                 SumLanes& sums);
-void unrotate_avx2(float* work, float* out, std::size_t n, const std::uint64_t* signs, float factor);
+#if defined(TAILCUT_VECTOR_KERNELS)
+void rotate_vector(const float* in, float* out, std::size_t n, const std::uint64_t* signs, float factor,
+                   SumLanes& sums);
+void unrotate_vector(float* work, float* out, std::size_t n, const std::uint64_t* signs, float factor);
 #endif
 
 }  // namespace tailcut::codec

@@ -1,4 +1,4 @@
-"""Ray Train on a local cluster: through tailcut and without, a worker that fails, or one that freezes."""
+"""Ray Train on a local cluster: through tailcut and without, a worker that fails, and one that freezes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,31 @@ import ray
 import ray.train
 import torch
 import torch.distributed as dist
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
 
 import tailcut
+from tailcut.ray import Reporter
 
 WORKERS = 2
+REPORT_EVERY = 10
 
 
-def _steps(steps: int, through_tailcut: bool, settings: dict[str, Any], watch: Any = None) -> tuple[Any, Any]:
+class WritesReports(UserCallback):
+    """Keeps of every report which step each worker has reported."""
+
+    def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
+        with Path(os.environ["RESULTS"], "reports").open("a") as file:
+            print(json.dumps([worker.get("step") for worker in metrics]), file=file)
+
+
+def _steps(
+    steps: int,
+    through_tailcut: bool,
+    settings: dict[str, Any],
+    watch: Any = None,
+    reporter: Reporter | None = None,
+) -> tuple[Any, Any]:
     from tests.training.common import loss_of, perceptron  # Ray has set RANK by now
 
     model = prepare_model(perceptron(256))
@@ -31,6 +47,8 @@ def _steps(steps: int, through_tailcut: bool, settings: dict[str, Any], watch: A
         loss_of(model, step).backward()
         optimizer.step()
         step = attachment.step if attachment is not None else step + 1
+        if reporter is not None:
+            reporter.step(step, {})
         if watch is not None:
             watch.step()
     return model, attachment
@@ -75,9 +93,10 @@ def frozen() -> None:
     from tests.frameworks.common import Watch
     from tests.training.common import digest
 
-    watch = Watch(freeze=True)
-    model, attachment = _steps(150, True, {"deadline_s": DEADLINE_S}, watch)
+    watch, reporter = Watch(freeze=True), Reporter(REPORT_EVERY)
+    model, attachment = _steps(150, True, {"deadline_s": DEADLINE_S}, watch, reporter)
     attachment.before_checkpoint()
+    reporter.close()
     skipped = attachment.stats().skipped_steps
     attachment.close()
     _write("frozen", {**watch.result(), "skipped": skipped, "digest": digest(*model.parameters())})
@@ -91,7 +110,9 @@ if __name__ == "__main__":
         scaling_config=ScalingConfig(num_workers=WORKERS),
         torch_config=TorchConfig(backend="gloo"),
         run_config=RunConfig(
-            storage_path=str(Path("storage").absolute()), failure_config=FailureConfig(max_failures=1)
+            storage_path=str(Path("storage").absolute()),
+            failure_config=FailureConfig(max_failures=1),
+            callbacks=[WritesReports()],
         ),
     ).fit()
     ray.shutdown()

@@ -175,5 +175,5 @@ def spawned() -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    ways = (equal, whole, frozen, endless, spawned)
-    report({way.__name__: way for way in ways}[sys.argv[1]]())
+    ways = (equal, frozen, whole, endless, spawned)
+    report({way: {found.__name__: found for found in ways}[way]() for way in sys.argv[1:]})

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import HashStore
@@ -15,45 +16,47 @@ from tailcut.lightning.sigterm import SigtermWatch
 from tests.frameworks.checks import LIMIT_S, assert_the_others_went_on, trained
 from tests.launch import Run, workers
 
-
-@pytest.fixture(scope="module")
-def equal() -> Run:
-    return trained(2, "fit_lightning", "equal")
+Results = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def whole() -> Run:
-    return trained(3, "fit_lightning", "whole")
+def two() -> Run:
+    return trained(2, "fit_lightning", "equal", "frozen")
+
+
+@pytest.fixture(scope="module")
+def whole() -> Results:
+    return trained(3, "fit_lightning", "whole").of("whole")
 
 
 @pytest.mark.parametrize("mode", ["plain", "bf16-mixed", "accumulation", "clipping"])
-def test_every_mode_trains_as_with_plain_ddp(equal: Run, mode: str) -> None:
-    for rank in equal.results:
+def test_every_mode_trains_as_with_plain_ddp(two: Run, mode: str) -> None:
+    for rank in two.of("equal"):
         assert rank[mode]["difference"] == 0.0  # two ranks: there is only one order of addition
         assert rank[mode]["ops"] == (3 if mode == "accumulation" else 6)
 
 
-def test_the_callback_attaches_for_every_fit_and_leaves_validation_alone(whole: Run) -> None:
-    for rank in whole.results:
+def test_the_callback_attaches_for_every_fit_and_leaves_validation_alone(whole: Results) -> None:
+    for rank in whole:
         assert rank["first_ops"] == rank["second_ops"] == rank["steps"] == 6
         assert rank["validated"]["val"] > 0
-    assert len({rank["digest"] for rank in whole.results}) == 1
+    assert len({rank["digest"] for rank in whole}) == 1
 
 
-def test_figures_are_logged_as_metrics(whole: Run) -> None:
-    assert {"tailcut/ops", "tailcut/skipped_steps", "tailcut/drift"} <= set(whole.results[0]["columns"])
+def test_figures_are_logged_as_metrics(whole: Results) -> None:
+    assert {"tailcut/ops", "tailcut/skipped_steps", "tailcut/drift"} <= set(whole[0]["columns"])
 
 
-def test_checkpoints_are_saved(whole: Run) -> None:
-    assert "last.ckpt" in whole.results[0]["saved"]
+def test_checkpoints_are_saved(whole: Results) -> None:
+    assert "last.ckpt" in whole[0]["saved"]
 
 
-def test_attach_takes_what_fabric_sets_up(whole: Run) -> None:
-    assert [rank["fabric_ops"] for rank in whole.results] == [6, 6, 6]
+def test_attach_takes_what_fabric_sets_up(whole: Results) -> None:
+    assert [rank["fabric_ops"] for rank in whole] == [6, 6, 6]
 
 
-def test_the_mean_of_integers_is_logged_over_the_backend(whole: Run) -> None:
-    assert [rank["integers"] for rank in whole.results] == [8.0] * 3
+def test_the_mean_of_integers_is_logged_over_the_backend(whole: Results) -> None:
+    assert [rank["integers"] for rank in whole] == [8.0] * 3
 
 
 def test_processes_that_lightning_spawns_are_attached(tmp_path: Path) -> None:
@@ -63,8 +66,8 @@ def test_processes_that_lightning_spawns_are_attached(tmp_path: Path) -> None:
     assert sorted(path.read_text() for path in tmp_path.glob("spawned-*")) == ["6", "6"]
 
 
-def test_a_rank_that_stops_does_not_stop_the_others() -> None:
-    assert_the_others_went_on(trained(2, "fit_lightning", "frozen"))
+def test_a_rank_that_stops_does_not_stop_the_others(two: Run) -> None:
+    assert_the_others_went_on(two.of("frozen"))
 
 
 def test_all_ranks_end_when_one_has_received_sigterm(tmp_path: Path) -> None:

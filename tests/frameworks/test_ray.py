@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tailcut.ray import Reporter
 from tests.frameworks.checks import assert_the_others_went_on
-from tests.launch import ROOT, Run
+from tests.launch import ROOT
 
 LIMIT_S = 900
 """A cluster takes a minute to start on two busy cores, and a failed group of workers as long again."""
@@ -51,12 +53,44 @@ def test_workers_train_as_with_plain_ddp(cluster: Path) -> None:
 
 
 def test_a_worker_that_stops_does_not_stop_the_others(cluster: Path) -> None:
-    assert_the_others_went_on(Run(0, results(cluster, "frozen"), ""))
+    assert_the_others_went_on(results(cluster, "frozen"))
+
+
+def test_reports_by_a_thread_reach_ray_from_every_worker(cluster: Path) -> None:
+    lines = (cluster / "reports").read_text().splitlines()
+    *steps, last = [json.loads(line) for line in lines]
+    assert steps == [[step, step] for step in range(10, 151, 10)]
+    assert last == [None, None]  # the report of the training thread itself
 
 
 def test_a_group_that_ray_starts_again_after_a_failure_meets_anew(cluster: Path) -> None:
     assert (cluster / "failed").exists()  # by the first life, and the results are of the second
     assert [rank["ops"] for rank in results(cluster, "equal")] == [6, 6]
+
+
+def test_a_report_that_waits_for_others_does_not_hold_up_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    others_have_come, heard = threading.Event(), []
+    monkeypatch.setattr("ray.train.report", lambda metrics: others_have_come.wait() and heard.append(metrics))
+    reporter = Reporter(every_steps=2)
+    for step in (1, 2, 3, 7):  # 4 to 6 were skipped
+        reporter.step(step, {"at": step})
+    assert heard == []
+    others_have_come.set()
+    reporter.close()
+    assert heard == [{"step": 2, "at": 2}, {"step": 4, "at": 7}, {"step": 6, "at": 7}]
+
+
+def test_an_error_of_a_report_is_raised_where_the_worker_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("the run was aborted")
+
+    monkeypatch.setattr("ray.train.report", refuse)
+    reporter = Reporter(every_steps=1)
+    reporter.step(1, {})
+    with pytest.raises(RuntimeError, match="the run was aborted"):
+        reporter.close()
+    with pytest.raises(RuntimeError, match="the run was aborted"):
+        reporter.step(2, {})
 
 
 def test_the_example_trains(tmp_path: Path) -> None:

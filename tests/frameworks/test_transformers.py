@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.frameworks.checks import assert_the_others_went_on, trained
@@ -9,13 +11,18 @@ from tests.launch import Run
 
 
 @pytest.fixture(scope="module")
-def equal() -> Run:
-    return trained(2, "train_transformers", "equal")
+def two() -> Run:
+    return trained(2, "train_transformers", "equal", "frozen")
+
+
+@pytest.fixture(scope="module")
+def equal(two: Run) -> list[dict[str, Any]]:
+    return two.of("equal")
 
 
 @pytest.mark.parametrize("mode", ["plain", "accumulation", "unused", "saved"])
-def test_every_mode_trains_and_logs_as_without_tailcut(equal: Run, mode: str) -> None:
-    for rank in equal.results:
+def test_every_mode_trains_and_logs_as_without_tailcut(equal: list[dict[str, Any]], mode: str) -> None:
+    for rank in equal:
         assert rank[mode]["difference"] == 0.0  # two ranks: there is only one order of addition
         assert rank[mode]["ops"] == (3 if mode == "accumulation" else 6)
         for figure in ("losses", "steps", "flos"):
@@ -23,22 +30,21 @@ def test_every_mode_trains_and_logs_as_without_tailcut(equal: Run, mode: str) ->
             assert ours == pytest.approx(plain)
 
 
-def test_the_trainer_is_as_it_was_after_training(equal: Run) -> None:
-    assert all(rank["plain"]["restored"] for rank in equal.results)
+def test_the_trainer_is_as_it_was_after_training(equal: list[dict[str, Any]]) -> None:
+    assert all(rank["plain"]["restored"] for rank in equal)
 
 
-def test_checkpoints_are_saved(equal: Run) -> None:
-    assert equal.results[0]["saved"]["files"] == ["checkpoint-3", "checkpoint-6"]
+def test_checkpoints_are_saved(equal: list[dict[str, Any]]) -> None:
+    assert equal[0]["saved"]["files"] == ["checkpoint-3", "checkpoint-6"]
 
 
-def test_what_still_waits_is_named_with_the_remedy(equal: Run) -> None:
-    text = " ".join(equal.results[0]["unused"]["warnings"])
+def test_what_still_waits_is_named_with_the_remedy(equal: list[dict[str, Any]]) -> None:
+    text = " ".join(equal[0]["unused"]["warnings"])
     assert "include_num_input_tokens_seen='no'" in text
     assert "find_unused_parameters=False" in text
-    assert equal.results[0]["plain"]["warnings"] == []
+    assert equal[0]["plain"]["warnings"] == []
 
 
-def test_a_rank_that_stops_does_not_stop_the_others() -> None:
-    run = trained(2, "train_transformers", "frozen")
-    assert_the_others_went_on(run)
-    assert {rank["global_step"] for rank in run.results} == {150}
+def test_a_rank_that_stops_does_not_stop_the_others(two: Run) -> None:
+    assert_the_others_went_on(two.of("frozen"))
+    assert [rank["global_step"] for rank in two.of("frozen")] == [150, 150]
