@@ -85,9 +85,11 @@ wheel: $(STAMPS)/light ## build the sdist and, from it, a wheel in dist/, and ch
 stub: $(STAMPS)/package ## regenerate src/tailcut/_native.pyi from the built extension
 	@$(VENV)/bin/python -m nanobind.stubgen -q -m tailcut._native -o src/tailcut/_native.pyi
 
-# A new corpus every time, so that a run depends on nothing but the seed and the committed inputs.
+# A new corpus every time, so that a run depends on nothing but the seed and the committed inputs. An input takes some
+# 20 ms, so one that runs for 20 s hangs. The entropic schedule and the search for shorter inputs cost more than the inputs.
 sanitize: ASAN := build/sanitize-address
 sanitize: TSAN := build/sanitize-thread
+sanitize: FUZZ = -seed=1 -timeout=20 -entropic=0 -reduce_inputs=0 -verbosity=0 -print_final_stats=1 -artifact_prefix=$(ASAN)/
 sanitize: $(STAMPS)/light ## run the native tests under the address, undefined and thread sanitizers
 	@scripts/system-packages sanitize
 	@$(call build_native,$(ASAN),address$(comma)undefined,sim_stress udp_stress fuzz_endpoint fuzz_codec,$(SANITIZE_CXX))
@@ -98,10 +100,9 @@ sanitize: $(STAMPS)/light ## run the native tests under the address, undefined a
 	@$(ASAN)/udp_stress
 	@echo "==> fuzz_endpoint (address, undefined)"
 	@rm -rf $(ASAN)/corpus && mkdir $(ASAN)/corpus
-	@$(ASAN)/fuzz_endpoint -runs=200000 -max_total_time=60 -seed=1 -verbosity=0 -print_final_stats=1 \
-	    -artifact_prefix=$(ASAN)/ $(ASAN)/corpus $(wildcard tests/native/corpus)
+	@$(ASAN)/fuzz_endpoint $(FUZZ) -runs=200000 -max_total_time=60 $(ASAN)/corpus $(wildcard tests/native/corpus)
 	@echo "==> fuzz_codec (address, undefined)"
-	@$(ASAN)/fuzz_codec -runs=100000 -max_total_time=30 -seed=1 -verbosity=0 -print_final_stats=1 -artifact_prefix=$(ASAN)/
+	@$(ASAN)/fuzz_codec $(FUZZ) -runs=100000 -max_total_time=30
 	@echo "==> udp_stress (thread)"
 	@$(NO_ASLR) $(TSAN)/udp_stress
 

@@ -14,7 +14,7 @@ import pytest
 
 from tailcut import Freeze, Scenario, Simulation, _native, simulate
 
-SCHEDULES = 1000
+SCHEDULES = 500
 BATCH = 20
 ZEROS = 24
 """Rounds of all buckets with zeros at the end."""

@@ -20,7 +20,6 @@ Op::Op(const OpContext& context, const Plan& plan, const Coding& gather)
       gather_(gather),
       sent_(shape_.ranks),
       steps_(shape_.ranks),
-      late_steps_(shape_.ranks),
       end_due_(shape_.ranks) {
     for (Rank shard = 0; shard < shape_.ranks; ++shard) total_granules_ += plan_.layout.granules(shard);
 }
@@ -217,12 +216,13 @@ bool Op::next_packet(Time now, Destination to, Outgoing& out) {
 bool Op::next_late(Time now, Rank peer, Outgoing& out) {
     out = {};
     out.late = true;
-    auto& steps = late_steps_[peer];
     bool found = false;
-    if (!steps.empty()) {
+    if (const auto late = late_steps_.find(peer); late != late_steps_.end()) {
+        auto& steps = late->second;
         found = put_contribution(peer, steps.front().first, out);
         if (steps.front().first >= steps.front().last) steps.pop_front();
         if (steps.empty() && !unsent(peer)) out.header.flags |= wire::kLastPart;
+        if (steps.empty()) late_steps_.erase(late);
     } else if (owned_) {
         found = next_mean(peer, owned_->late(peer), out);
     }
@@ -416,7 +416,7 @@ void Op::end_contributions(bool carried) {
 
 void Op::drop_late_contributions() {
     contributions_.reset();
-    for (auto& steps : late_steps_) steps.clear();
+    late_steps_.clear();
 }
 
 // Rule 9: what came late for earlier ops of the bucket is added to the result, unless nobody will apply that.

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -125,7 +126,7 @@ public:
     // Rule 9: the next packet that comes too late for this op: of a contribution that the owner has closed without, or
     // of the mean for a peer that has ended the op.
     bool next_late(Time now, Rank peer, Outgoing& out);
-    bool owes_late(Rank peer) const { return !late_steps_[peer].empty() || (owned_ && owned_->late(peer)); }
+    bool owes_late(Rank peer) const { return late_steps_.contains(peer) || (owned_ && owned_->late(peer)); }
     // What is to be done with a lost packet.
     enum class Again { kNow, kLate, kNever };
     Again again(Rank peer, const Parcel& parcel) const;
@@ -211,8 +212,9 @@ private:
     std::unique_ptr<Contributions> contributions_;
     // By peer: how many steps of the contribution to its shard were sent or have become late, and how many there are.
     std::vector<std::uint32_t> sent_, steps_;
-    std::vector<std::deque<Steps>> late_steps_;  // by peer: to be sent late
-    std::vector<bool> end_due_;                  // by peer: it is to be told that we have ended the op
+    // By peer: to be sent late. Only peers that are owed something, because an empty deque takes half a kilobyte.
+    std::map<Rank, std::deque<Steps>> late_steps_;
+    std::vector<bool> end_due_;  // by peer: it is to be told that we have ended the op
 
     std::optional<OwnedShard> owned_;
     bool close_told_ = false;

@@ -42,13 +42,15 @@ public:
     bool have_room_for_contributions(Rank rank, Seq seq, Seq open) const {
         const Seq entered = roster_[rank].entered;
         if (seq < entered) return true;
+        // First, because it also bounds the sum: after a jump of the local rank a peer may be billions of ops behind.
+        if (seq - entered >= settings_.window_ops) return false;
         std::uint64_t needed = 0;
         for (Seq at = std::max(entered, std::min(open, seq)); at <= seq; ++at)
             needed += (owned_floats(settings_.codec,
                                     {length_of(at), settings_.shape.ranks, epochs_.at(at).owners()}) +
                        16) *
                       sizeof(float);
-        return seq - entered < settings_.window_ops && 2 * needed <= links_[rank].settings.pool_bytes;
+        return 2 * needed <= links_[rank].settings.pool_bytes;
     }
 
     bool have_room_for_means(Rank rank, Seq seq) {
