@@ -24,7 +24,6 @@ public:
 
     void note(Rank rank, Time now);
     Time at(Rank rank) const { return at_[rank]; }
-    std::size_t came() const { return at_.size() - missing_; }
     // When the last parts of all ranks had come, except those of silent ranks; kNever: not yet.
     Time all_at(const Roster& roster) const;
 
