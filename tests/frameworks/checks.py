@@ -33,6 +33,6 @@ def assert_the_others_went_on(ranks: list[dict[str, Any]]) -> None:
     print(f"longest step of the others: {longest_s:.3f} s")  # pytest -rP shows it
     assert frozen["longest_s"] > 0.9 * FROZEN_S
     assert all(rank["steps"] > 50 for rank in others)
-    assert longest_s <= 2 * DEADLINE_S
+    assert longest_s <= 2 * DEADLINE_S, f"a step took {longest_s:.3f} s"
     assert frozen["skipped"] > 0
     assert len({rank["digest"] for rank in ranks}) == 1

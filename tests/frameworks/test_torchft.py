@@ -52,5 +52,7 @@ def test_a_killed_replica_comes_back_and_steps_are_bounded_meanwhile(tmp_path: P
             assert code == 0, err
     server.shutdown()
     assert all(step["ops"] > 0 for step in steps)
-    assert max(step["took_s"] for step in [*steps, last]) <= 2 * DEADLINE_S
+    longest_s = max(step["took_s"] for step in [*steps, last])
+    print(f"longest backward pass of the survivor: {longest_s:.3f} s")  # pytest -rP shows it
+    assert longest_s <= 2 * DEADLINE_S, f"a step took {longest_s:.3f} s"
     assert (last["step"], last["digest"]) == (last_of_back["step"], last_of_back["digest"])
