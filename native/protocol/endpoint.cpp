@@ -211,6 +211,17 @@ void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std
     }
 }
 
+// ---- for the ledger ---------------------------------------------------------------------------------------
+
+std::vector<OpReport> Endpoint::take_open() {
+    std::vector<OpReport> open = ops_.take_open();
+    if (open.empty()) return open;
+    LateLog late = carry_.take_news();  // nobody has heard of it before this op is sent
+    open.front().uses = std::move(late.uses);
+    open.front().cuts.insert(open.front().cuts.end(), late.cuts.begin(), late.cuts.end());
+    return open;
+}
+
 // ---- progress and time ------------------------------------------------------------------------------------
 
 void Endpoint::note_entered(Time now, Rank rank, Seq entered) {

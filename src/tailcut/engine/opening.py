@@ -54,6 +54,7 @@ def open_rank(rank: int, world_size: int, store: Store, config: Config, name: st
     if grid.ranks > 1 and not hasattr(store, "compare_set"):
         description += "; the shares of ranks that die stay lost, because the store has no compare_set"
     ledger = _ledger(rank, grid, name, config, roster, codec)
+    ledger.keep_with(lanes)
     start_lanes(
         lanes, rank=rank, grid=grid, config=config, codec=codec, terms=steering.terms(0), roster=roster
     )

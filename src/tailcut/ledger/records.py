@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from tailcut.ledger.schema import Bytes, Fields, Schema
 from tailcut.mirror import LateCompletion, Link, LinkStage, LrScale, StageReport, Traffic, plain
 from tailcut.report import Report, Verdict, outcome_of
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a reader of the number before would misread a file. New fields do not need it."""
 
 _VERDICTS = tuple(Verdict)
@@ -36,6 +36,10 @@ class Kind(IntEnum):
     NOTE = 3
     GAP = 4
     END = 5
+    SERVED = 6
+    """What a rank did as an owner in an op that it has not entered."""
+    OPEN = 7
+    """What it did in an op that has not ended."""
 
 
 def start_payload(about: Mapping[str, Any]) -> bytes:
@@ -158,6 +162,12 @@ class OpRecord:
     @property
     def fates(self) -> Fates:
         return self._read[4]
+
+    def with_fates(self, fates: Fates) -> OpRecord:
+        """The same with other fates."""
+        changed = replace(self)
+        vars(changed)["_read"] = (*self._read[:4], fates)
+        return changed
 
     @property
     def native(self) -> _native.OpReport:
