@@ -266,9 +266,9 @@ def test_with_its_first_record_damaged_a_ledger_is_read_by_the_second(content: b
 
 def test_a_ledger_of_another_format_is_refused_by_name(tmp_path: Path) -> None:
     payload = start_payload({"rank": 0, "ranks": 1, "rows": 1, "tailcut": "9.9"})
-    newer = payload.replace(b'"format":1', b'"format":7')
+    newer = payload.replace(b'"format":2', b'"format":7')
     (tmp_path / "default.00000000abcd.rank0000.ledger").write_bytes(framed(1, 0, newer))
-    with pytest.raises(ConfigError, match=r"format 7 \(tailcut 9.9\).*format 1"):
+    with pytest.raises(ConfigError, match=r"format 7 \(tailcut 9.9\).*format 2"):
         Ledger.open(tmp_path)
 
 

@@ -80,7 +80,7 @@ public:
     Rank ranks() const { return settings_.shape.ranks; }
 
 private:
-    void refuse(Time now, Ticket ticket, std::span<float> bucket, Status status);
+    void refuse(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, Status status);
     void refuse_epoch(const wire::Header& header, const Epoch& ours);
     void on_feedback(Time now, const wire::Header& header, std::span<const std::byte> report);
     void settle(Time now, const wire::Header& header, std::span<const std::byte> report);

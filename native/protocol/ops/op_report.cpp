@@ -100,7 +100,7 @@ OpReport Op::so_far() const {
     report.epoch = plan_.epoch.number;
     report.place = shape_.self;
     report.contributed = contributing_;
-    report.entered_at = report.ended_at = entered_at_;
+    report.entered_at = report.ended_at = entered_ ? entered_at_ : -kMicrosecond;  // before all
     report.terms = report_.terms;
     report.terms.gather = gather_;
     report.terms.key = plan_.bucket.key;

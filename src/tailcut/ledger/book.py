@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tailcut.errors import ConfigError
+from tailcut.ledger.fates import Fates
 from tailcut.ledger.frames import Damage, Frame, read, read_ring
 from tailcut.ledger.records import Gap, Kind, Note, OpRecord, Start
 from tailcut.ledger.writer import OPEN_SUFFIX, SUFFIX
@@ -39,6 +40,8 @@ class RankLedger:
     """What this rank did as an owner in ops that it has not entered."""
     open: tuple[OpRecord, ...] = ()
     """Of a rank that was killed: what it had done in ops that had not ended."""
+    late: Fates = Fates()
+    """What it had taken in late since the last op that ended, and the packets of it that came trimmed."""
 
     @property
     def rank(self) -> int:
@@ -155,10 +158,11 @@ def read_rank(path: Path) -> RankLedger:
         still = read_ring(ring.read_bytes())
     known = {op.seq for op in ops if op.fates.granules}
     ended = tuple(op for op in records(Kind.OP, still) if op.seq not in known)
-    last_ended = max((frame.number for frame in still if frame.kind == Kind.OP), default=-1)
     over = known.union(op.seq for op in (*ended, *served))
-    before = records(Kind.OPEN, [frame for frame in still if frame.number < last_ended])
+    # What was taken in late is told once, and all of it up to the end of an op is in the record of that.
+    last_ended = max((frame.number for frame in still if frame.kind == Kind.OP), default=-1)
     since = records(Kind.OPEN, [frame for frame in still if frame.number > last_ended])
+    latest = {op.seq: _without_late(op) for op in records(Kind.OPEN, still) if op.seq not in over}
     return RankLedger(
         start=start,
         ops=(*ops, *ended),
@@ -167,24 +171,17 @@ def read_rank(path: Path) -> RankLedger:
         damage=damage,
         closed=closed,
         served=served,
-        open=_latest(before, since, over),
+        open=tuple(latest.values()),
+        late=Fates(
+            uses=tuple(use for op in since for use in op.fates.uses),
+            cuts=tuple(cut for op in since for cut in op.fates.cuts if cut.late),
+        ),
     )
 
 
-def _latest(
-    before: Sequence[OpRecord], since: Sequence[OpRecord], over: Collection[int]
-) -> tuple[OpRecord, ...]:
-    """The latest word on each op that is not over. What was taken in late is told once, and all of it up to
-    the end of an op is in the record of that: the rest was told ``since``."""
-    latest = {op.seq: op for op in (*before, *since) if op.seq not in over}
-    uses = tuple(use for op in since for use in op.fates.uses)
-    late_cuts = tuple(cut for op in since for cut in op.fates.cuts if cut.late)
-    records = []
-    for op in latest.values():
-        in_time = tuple(cut for cut in op.fates.cuts if not cut.late)
-        records.append(op.with_fates(replace(op.fates, uses=uses, cuts=(*in_time, *late_cuts))))
-        uses, late_cuts = (), ()  # with the first of them
-    return tuple(records)
+def _without_late(op: OpRecord) -> OpRecord:
+    in_time = tuple(cut for cut in op.fates.cuts if not cut.late)
+    return op.with_fates(replace(op.fates, uses=(), cuts=in_time))
 
 
 def _json(frame: Frame) -> dict[str, Any]:

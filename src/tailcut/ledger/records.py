@@ -129,6 +129,11 @@ class OpRecord:
         return int(self._read[2]["seq"])
 
     @property
+    def entered(self) -> bool:
+        """Whether this rank has entered the op. Its engine serves others before."""
+        return self.entered_s >= 0
+
+    @property
     def entered_s(self) -> float:
         """When this rank entered the op, by a clock of its host that starts anywhere."""
         return float(self._read[2]["entered_at"])
