@@ -31,6 +31,15 @@ def freeze(seconds: float) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def evaluate(seconds: float) -> None:
+    """For as long as that takes, which is never as long in a replay."""
+    until_s = time.monotonic() + seconds
+    with torch.no_grad():
+        while time.monotonic() < until_s:
+            loss_of(ddp.eval(), 0)
+    ddp.train()
+
+
 join_group()
 ddp = DistributedDataParallel(perceptron(width=256), bucket_cap_mb=0.1)
 optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
@@ -43,6 +52,8 @@ while attachment.step < steps:
     if attachment.step == mine.get("die_at"):
         threading.Timer(0.0, os._exit, [1]).start()
         time.sleep(60)
+    if mine.get("evaluate_every") and attachment.step % mine["evaluate_every"] == 0:
+        evaluate(mine["evaluate_s"])
     optimizer.zero_grad()
     loss_of(ddp, attachment.step).backward()
     optimizer.step()

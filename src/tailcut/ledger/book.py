@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class RankLedger:
     """What this rank did as an owner in ops that it has not entered."""
     open: tuple[OpRecord, ...] = ()
     """Of a rank that was killed: what it had done in ops that had not ended."""
-    late: Fates = Fates()
+    late: Fates = field(default_factory=Fates)
     """What it had taken in late since the last op that ended, and the packets of it that came trimmed."""
 
     @property

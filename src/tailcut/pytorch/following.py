@@ -14,6 +14,7 @@ from tailcut.pytorch.catch_up import CatchUp
 from tailcut.pytorch.passes import Passes
 from tailcut.pytorch.reducer import Reducer
 from tailcut.pytorch.rejoin import Rejoin
+from tailcut.pytorch.replayed import ReplayedRejoin
 from tailcut.pytorch.resync import Replica
 
 REJOINS_IN_A_ROW = 3
@@ -28,7 +29,7 @@ class Following:
         reducer: Reducer,
         passes: Passes,
         catch_up: CatchUp | None,
-        rejoin: Rejoin | None,
+        rejoin: Rejoin | ReplayedRejoin | None,
         replica: Callable[[], Replica],
         restart: Callable[[], None],
         warn: Callable[[str], None],
@@ -79,7 +80,6 @@ class Following:
         if step is None:
             return False
         self._passes.skip_to(step)
-        self._reducer.group._ops.ledger.note("rejoin", step=step)
         self._restart()
         self._replica().ddp.zero_grad()
         self._reducer.behind = None

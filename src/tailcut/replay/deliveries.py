@@ -80,8 +80,8 @@ class Deliveries:
     def _check_recorded(self, seq: int, source: int, what: str) -> None:
         if seq not in self._script.ranks[source].by_seq:
             raise ReplayError(
-                f"rank {self._rank} used {what}, of which rank {source} has no record: it died there, and what "
-                "it had not ended is missing beside its ledger (the file .open); the replay cannot go on"
+                f"rank {self._rank} used {what}, of which rank {source} has no record: it died there, and "
+                "what it had not ended is missing beside its ledger (the file .open)"
             )
 
     def copy(self, name: str, source: int) -> bytes:

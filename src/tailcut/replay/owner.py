@@ -135,9 +135,7 @@ class Owner:
         if not record.entered and not self._to_close[record.seq]:
             self._core.drop(record.seq)
 
-    def _needed(
-        self, record: OpRecord, closing: Closing, late: Sequence[LateParts]
-    ) -> set[tuple[int, int]]:
+    def _needed(self, record: OpRecord, closing: Closing, late: Sequence[LateParts]) -> set[tuple[int, int]]:
         """The contributions that are in the mean of these granules, by op and rank."""
         in_time = [peer for peer in self._others if overlap(on_time(record, peer)[0], closing.runs)]
         taken_in = ((parts.seq, parts.source) for parts in late)

@@ -96,8 +96,8 @@ class Player:
     # ---- the entry
 
     def begin(self, seq: int, bucket: Array, tag: int) -> OpRecord | None:
-        """The rank enters an op. Its contribution goes to all who have used some of it. None: it has no record
-        of its end, because it died before."""
+        """The rank enters an op. Its contribution goes to all who have used some of it. None: its end is not
+        on record, because the rank died before."""
         record = self._own.by_seq.get(seq)
         if record is None:
             return None
