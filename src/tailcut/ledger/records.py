@@ -134,9 +134,19 @@ class OpRecord:
         return self.entered_s >= 0
 
     @property
+    def contributed(self) -> bool:
+        """Whether this rank sent a contribution, also to an op that it was then too far behind for."""
+        return bool(self._read[2]["contributed"])
+
+    @property
     def entered_s(self) -> float:
         """When this rank entered the op, by a clock of its host that starts anywhere."""
         return float(self._read[2]["entered_at"])
+
+    @property
+    def ended_s(self) -> float:
+        """When the op ended for this rank, by the same clock."""
+        return float(self._read[2]["ended_at"])
 
     @property
     def voided(self) -> bool:

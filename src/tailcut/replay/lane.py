@@ -5,6 +5,7 @@ It has the methods of ``_native.UdpLane`` that a group uses. Reports are those o
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -41,6 +42,7 @@ class ReplayLane:
         self._script = script
         self._next_seq = script.ops[0].seq if script.ops else 0
         self._refusals = deque(script.refusals)
+        self._submitted = threading.Condition()  # when the next op is another one
         self._tickets = 0
         self._flying: dict[int, _Flight] = {}  # by ticket, in the order of submission
         self._ended: dict[int, Any] = {}  # reports
@@ -65,8 +67,10 @@ class ReplayLane:
         with self._telling_the_others():
             self.note_input(seq, bucket)
             record = self._player.begin(seq, bucket, loss_scale_tag)
-        self._next_seq = seq + 1
         self._flying[self._tickets] = _Flight(seq, record, bucket)
+        with self._submitted:
+            self._next_seq = seq + 1
+            self._submitted.notify_all()
         return self._tickets
 
     def note_input(self, seq: int, bucket: Array) -> None:
@@ -84,7 +88,8 @@ class ReplayLane:
         return (refusals.popleft() if refusals else self._script.refusals[-1]).native
 
     def wait(self, ticket: int, timeout_ns: int) -> Any:
-        """End all ops up to this one. It takes as long as the other ranks take, whatever the timeout."""
+        """End all ops up to this one. It takes as long as the other ranks take, whatever the timeout; None if
+        this rank has to enter others before."""
         with self._telling_the_others():
             while ticket not in self._ended:
                 number, flight = next(iter(self._flying.items()))
@@ -94,10 +99,21 @@ class ReplayLane:
                         f"the ledger of rank {self._script.rank} ends before the end of op {flight.seq}: it "
                         "died there, and its replay ends there too"
                     )
+                if not self._came_to(flight.record, timeout_ns):
+                    return None
                 self._end(flight.record, flight.bucket)
                 del self._flying[number]
                 self._ended[number] = flight.record.native
         return self._ended[ticket]
+
+    def _came_to(self, record: OpRecord, timeout_ns: int) -> bool:
+        """Who hears that an op was too far behind enters no more. So it hears of it after it has entered what
+        it did before."""
+        if record.report.status != "behind":
+            return True
+        before = [op.seq for op in self._script.ops if record.entered_s <= op.entered_s <= record.ended_s]
+        with self._submitted:
+            return self._submitted.wait_for(lambda: self._next_seq > max(before), timeout_ns / 1e9)
 
     def _end(self, record: OpRecord, bucket: Array) -> None:
         self._player.end(record, bucket)

@@ -112,7 +112,7 @@ class Player:
         self._owner.begin(seq, record, int(record.terms["key"]), tag)
         self._owner.close_early(record)
         self._owner.take_handed_over(record)
-        self.core.enter(seq, bucket, record.report.contributed)
+        self.core.enter(seq, bucket, record.contributed)
         self._owner.note_entry(record)
         for peer in self._others():
             if self._deliveries.wants_contribution(seq, peer):
