@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from urllib.parse import quote
 
 from tailcut.errors import ReplayError
 from tailcut.ledger.fates import Runs
@@ -53,7 +54,7 @@ class Deliveries:
         self._exchange.put(f"{seq}.gather.{self._rank}.{peer}.{closing.name}", blob)
 
     def give_copy(self, name: str, peer: int, blob: bytes) -> None:
-        self._exchange.put(f"copy.{name}.{self._rank}.{peer}", blob)
+        self._exchange.put(_blob_name(name, self._rank, peer), blob)
 
     # ---- what it takes
 
@@ -86,7 +87,7 @@ class Deliveries:
 
     def copy(self, name: str, source: int) -> bytes:
         """A part of the training state of another rank, which it gives once."""
-        until_s, blob_name = time.monotonic() + PATIENCE_S, f"copy.{name}.{source}.{self._rank}"
+        until_s, blob_name = time.monotonic() + PATIENCE_S, _blob_name(name, source, self._rank)
         while (blob := self._poll(blob_name, source, until_s, f"{name} of rank {source}")) is None:
             pass
         return blob
@@ -137,3 +138,8 @@ def _released(lock: threading.Lock) -> Iterator[None]:
         yield
     finally:
         lock.acquire()
+
+
+def _blob_name(name: str, source: int, reader: int) -> str:
+    """Of a copy, which may be called after a parameter; blobs may be files."""
+    return f"copy.{quote(name, safe='')}.{source}.{reader}"

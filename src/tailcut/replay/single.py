@@ -147,10 +147,12 @@ def read(path: Path) -> SingleOp:
 def _ledger_arrays(ledger: RankLedger, ops: tuple[int, ...]) -> dict[str, Array]:
     """The records that say something of these ops."""
     kept = [op for op in ledger.ops if not {op.seq, *_told_of(op)}.isdisjoint(ops)]
+    served = [op for op in ledger.served if op.seq in ops]
     epochs = [note for note in ledger.notes if note.event == "epoch"]
     payloads = {
         "start": [json_payload(ledger.start.about)],
         "op": [op.payload for op in kept],
+        "served": [op.payload for op in served],
         "note": [json_payload({"event": note.event, **note.values}) for note in epochs],
     }
     return {
@@ -176,6 +178,8 @@ def _rank_ledger(arrays: Mapping[str, Array], rank: int) -> RankLedger:
         return [payload for _, payload in sorted(numbered)]
 
     start = Start.of(payloads("start")[0])
-    ops = tuple(OpRecord(start, payload, {}) for payload in payloads("op"))
+    ops, served = (
+        tuple(OpRecord(start, payload, {}) for payload in payloads(kind)) for kind in ("op", "served")
+    )
     notes = tuple(Note.of(payload) for payload in payloads("note"))
-    return RankLedger(start, ops, notes, (), (), closed=True)
+    return RankLedger(start, ops, notes, (), (), closed=True, served=served)
