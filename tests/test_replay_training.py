@@ -36,7 +36,7 @@ def tailcut(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Co
         env=env,
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=2 * LIMIT_S,  # it starts as many processes as the run, and computes the same
         check=False,
     )
 
