@@ -34,18 +34,23 @@ trim_frac = 0.1
 FREEZE = "[[freezes]]\nhost = 1\nat_s = 9.0\nfor_s = 0.4\nevery_s = 3.0\n"
 KILL = "[[kills]]\nhost = 2\nat_s = 40.0\n"
 
-# Without resending, a rank that has stood still lacks means when it catches up, and is given the state of
-# another.
-SETTINGS: dict[str, Any] = {"resend": False, "trim_bytes": 256, "deadline_s": 0.2}
-ALONE = {"drift_bound": 0, "rejoin": False}
+# Without resending, a rank that has stood still lacks means when it catches up. It goes on without them, so
+# that its replica stays another one than the others.
+SETTINGS: dict[str, Any] = {
+    "drift_bound": 0,
+    "resend": False,
+    "trim_bytes": 256,
+    "deadline_s": 0.2,
+    "rejoin": False,
+}
+DEFAULTS = {name: getattr(Config(), name) for name in ("drift_bound", "resend", "deadline_s", "rejoin")}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "freeze": (FREEZE, {"codec": "planes", "planes": 5}),
     "raw": (FREEZE, {"codec": "raw"}),
     "adapted": (FREEZE, {"codec": "planes", "planes": 0}),
     "resend": (FREEZE, {"codec": "planes", "planes": 0, "resend": True}),
     "death": (FREEZE + KILL, {"codec": "planes", "planes": 5}),
-    "uncorrected": (FREEZE, {"codec": "planes", "planes": 5, **ALONE}),
-    "defaults": (FREEZE, {"resend": True, "deadline_s": Config().deadline_s}),
+    "defaults": (FREEZE, DEFAULTS),
 }
 
 

@@ -77,7 +77,7 @@ void bind_replay(nb::module_& m) {
         .def(
             "take_late",
             [](ReplayCore& core, const nb::bytes& blob, const ReplayCore::Runs& runs,
-                const ReplayCore::Cuts& cuts) { core.take_late(span_of(blob), runs, cuts); },
+               const ReplayCore::Cuts& cuts) { core.take_late(span_of(blob), runs, cuts); },
             "contribution"_a, "runs"_a, "cuts"_a)
         .def("admit", &ReplayCore::admit, "user"_a, "seq"_a, "rank"_a, "subtracted"_a, "runs"_a)
         .def(
@@ -112,7 +112,7 @@ void bind_replay(nb::module_& m) {
         .def(
             "deliver",
             [](ReplayCore& core, Seq seq, const nb::bytes& blob, const ReplayCore::Runs& runs,
-                const ReplayCore::Cuts& cuts) { core.deliver(seq, span_of(blob), runs, cuts); },
+               const ReplayCore::Cuts& cuts) { core.deliver(seq, span_of(blob), runs, cuts); },
             "seq"_a, "contribution"_a, "runs"_a, "cuts"_a)
         .def("close", &ReplayCore::close, "seq"_a)
         .def(
@@ -121,7 +121,7 @@ void bind_replay(nb::module_& m) {
         .def(
             "place",
             [](ReplayCore& core, Seq seq, const nb::bytes& blob, const ReplayCore::Runs& runs,
-                const ReplayCore::Cuts& cuts) { core.place(seq, span_of(blob), runs, cuts); },
+               const ReplayCore::Cuts& cuts) { core.place(seq, span_of(blob), runs, cuts); },
             "seq"_a, "mean"_a, "runs"_a, "cuts"_a)
         .def("place_empty", &ReplayCore::place_empty, "seq"_a, "shard"_a, "runs"_a)
         .def(

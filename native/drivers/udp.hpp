@@ -141,7 +141,7 @@ private:
     std::vector<std::vector<Address>> sources_;  // by rank
     std::size_t ranks_ = 0;
     std::vector<Outgoing> batch_;
-    bool blocked_ = false;  // the socket is full
+    bool blocked_ = false;                // the socket is full
     std::shared_ptr<LedgerFile> ledger_;  // or null
     std::unique_ptr<OpenOps> open_;       // or null
     std::vector<std::byte> record_head_;
