@@ -73,7 +73,6 @@ void bind_replay(nb::module_& m) {
         .def("install", &ReplayCore::install, "epoch"_a)
         .def("skipped", &ReplayCore::skipped, "from_seq"_a, "until_seq"_a)
         .def("resynced", &ReplayCore::resynced)
-        .def("cut_anew", &ReplayCore::cut_anew, "from_seq"_a, "until_seq"_a)
         .def(
             "take_late",
             [](ReplayCore& core, const nb::bytes& blob, const ReplayCore::Runs& runs,

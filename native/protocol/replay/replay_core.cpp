@@ -101,11 +101,6 @@ void ReplayCore::take_late(std::span<const std::byte> contribution, const Runs& 
     });
 }
 
-void ReplayCore::cut_anew(Seq from, Seq until) {
-    for (Seq seq = from; seq < until; ++seq) carry_.give_back(seq);
-    carry_.drop_from(from);
-}
-
 void ReplayCore::admit(Seq user, Seq seq, Rank rank, bool subtracted, const Runs& runs) {
     Runs& admitted = admitted_[{user, seq, rank, subtracted}];
     admitted.insert(admitted.end(), runs.begin(), runs.end());

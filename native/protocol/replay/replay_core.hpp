@@ -33,8 +33,6 @@ public:
     void install(Epoch epoch) { epochs_.add(std::move(epoch)); }
     void skipped(Seq from, Seq until) { carry_.skip(from, until); }
     void resynced() { carry_.drop_all(); }
-    // Ops [from, until) were ended in an earlier epoch than the others had for them, before this rank knew.
-    void cut_anew(Seq from, Seq until);
 
     // What was late for ops, and is taken in by those that admit() names.
     void take_late(std::span<const std::byte> contribution, const Runs& runs, const Cuts& cuts);

@@ -45,7 +45,6 @@ class Player:
             carry=config["late"] == "carry",
             late_ops=max(min(window_ops, 64), window_ops // 16) + SPARE_OPS,
         )
-        self._heard_late: dict[int, int] = {}  # by the first op of an epoch here: the one that was agreed on
         self._install_epochs()
         self._lock = threading.Lock()
         self._owner = Owner(self.core, script, rank, exchange, self._lock)
@@ -64,8 +63,6 @@ class Player:
             ended = [op.seq for op in self._own.ops if op.report.epoch < number and not op.voided]
             first_seq = max([agreed, *(seq + 1 for seq in ended)])
             self.core.install(_native.Epoch(number, first_seq, epoch["weights"], epoch["members"]))
-            if first_seq > agreed:
-                self._heard_late[first_seq] = agreed
 
     def serve_rest(self) -> None:
         """This rank begins no more ops: close what others took of those that it has not ended."""
@@ -113,8 +110,6 @@ class Player:
 
     def _enter(self, record: OpRecord, bucket: Array, tag: int) -> None:
         seq = record.seq
-        for first_seq in [first for first in self._heard_late if first <= seq]:
-            self.core.cut_anew(self._heard_late.pop(first_seq), first_seq)
         self._owner.begin(seq, record, int(record.terms["key"]), tag)
         self._owner.close_early(record)
         self._owner.take_handed_over(record)
