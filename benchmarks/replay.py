@@ -14,8 +14,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from tailcut import Config
 
 TAILCUT = str(Path(sys.executable).with_name("tailcut"))
 
@@ -31,8 +34,8 @@ trim_frac = 0.1
 FREEZE = "[[freezes]]\nhost = 1\nat_s = 9.0\nfor_s = 0.4\nevery_s = 3.0\n"
 KILL = "[[kills]]\nhost = 2\nat_s = 40.0\n"
 
-# Without resending, a rank that has stood still lacks means when it catches up. It goes on without them: one
-# that rejoins is given the state of another, which is not on record.
+# Without resending, a rank that has stood still lacks means when it catches up. It goes on without them, so
+# that its replica stays another one than the others.
 SETTINGS: dict[str, Any] = {
     "drift_bound": 0,
     "resend": False,
@@ -40,12 +43,14 @@ SETTINGS: dict[str, Any] = {
     "deadline_s": 0.2,
     "rejoin": False,
 }
+DEFAULTS = {name: getattr(Config(), name) for name in ("drift_bound", "resend", "deadline_s", "rejoin")}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "freeze": (FREEZE, {"codec": "planes", "planes": 5}),
     "raw": (FREEZE, {"codec": "raw"}),
     "adapted": (FREEZE, {"codec": "planes", "planes": 0}),
     "resend": (FREEZE, {"codec": "planes", "planes": 0, "resend": True}),
     "death": (FREEZE + KILL, {"codec": "planes", "planes": 5}),
+    "defaults": (FREEZE, DEFAULTS),
 }
 
 
@@ -123,10 +128,11 @@ def _about(place: Path) -> str:
     trimmed = sum(cut.times for op in ops for cut in op.fates.cuts)
     late = sum(len(op.fates.uses) for op in ops)
     planes = sorted({op.report.scatter.planes for op in ops})
-    skipped = sum(note.event == "skipped step" for rank in ledger.ranks.values() for note in rank.notes)
+    events = Counter(note.event for rank in ledger.ranks.values() for note in rank.notes)
     return (
         f"lost {lost:.1%}, {trimmed} packets trimmed, {late} late parts taken in, planes {planes}, "
-        f"{skipped} steps skipped"
+        f"{events['skipped step']} steps skipped, {events['correction']} blocks corrected, "
+        f"{events['rejoin']} rejoins"
     )
 
 

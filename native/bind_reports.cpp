@@ -13,7 +13,6 @@
 #include <type_traits>
 
 #include "codec/hash.hpp"
-#include "drivers/ledger_file.hpp"
 #include "protocol/endpoint.hpp"
 #include "protocol/reports/record.hpp"
 
@@ -178,27 +177,5 @@ void bind_reports(nb::module_& m) {
             return codec::hash_of(std::as_bytes(std::span(bytes.data(), bytes.size())));
         },
         "bytes"_a);
-    const auto span_of = [](const nb::bytes& bytes) {
-        return std::as_bytes(std::span(bytes.c_str(), bytes.size()));
-    };
-    nb::class_<LedgerFile>(m, "LedgerFile")
-        .def(nb::init<int, std::size_t>(), "descriptor"_a, "most_waiting_bytes"_a)
-        .def(
-            "append",
-            [span_of](LedgerFile& file, int kind, const nb::bytes& payload) {
-                file.append(static_cast<LedgerKind>(kind), span_of(payload));
-            },
-            "kind"_a, "payload"_a)
-        .def(
-            "append_op",
-            [span_of](LedgerFile& file, const nb::bytes& head, const OpReport& report) {
-                file.append(LedgerKind::kOp, span_of(head), record_of(report));
-            },
-            "head"_a, "report"_a)
-        .def_prop_ro("waiting_records",
-                     [](const LedgerFile& file) { return file.progress().waiting_records; })
-        .def_prop_ro("left_out", [](const LedgerFile& file) { return file.progress().left_out; })
-        .def_prop_ro("problem", [](const LedgerFile& file) { return file.progress().problem; })
-        .def("close", &LedgerFile::close, "limit_ns"_a, nb::call_guard<nb::gil_scoped_release>());
     bind_fields<Counters>(m, "Counters").def_static("fields", &names_of<Counters>);
 }

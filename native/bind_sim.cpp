@@ -299,6 +299,8 @@ void bind_endpoints(nb::module_& m) {
             "at_ns"_a, "rank"_a, "ticket"_a);
     nb::class_<SimResult>(m, "SimResult")
         .def_ro("reports", &SimResult::reports)
+        .def_ro("served", &SimResult::served)
+        .def_ro("open", &SimResult::open)
         .def_ro("counters", &SimResult::counters)
         .def_ro("closed_at_ns", &SimResult::closed_at)
         .def_ro("wanted", &SimResult::wanted)  // of a flat group: by rank, what others wanted, by rank

@@ -4,6 +4,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -12,10 +13,10 @@
 #include <cstring>
 
 #include "bind_codec.hpp"
+#include "bind_ledger.hpp"
 #include "bind_reports.hpp"
 #include "bind_sim.hpp"
 #include "drivers/udp.hpp"
-#include "protocol/replay/replay_core.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -207,95 +208,6 @@ void bind_terms(nb::module_& m) {
         .def_ro("incast", &Terms::incast);
 }
 
-void bind_replay(nb::module_& m) {
-    using Bytes = nb::bytes;
-    const auto bytes_of = [](const ReplayCore::Bytes& bytes) { return Bytes(bytes.data(), bytes.size()); };
-    const auto datagrams = [](const Bytes& bytes) {
-        return std::as_bytes(std::span(bytes.c_str(), bytes.size()));
-    };
-    m.def(
-        "stripe_edges",  // granules at which the stripes of a shard begin, and its end
-        [](std::uint32_t shard_len) {
-            const codec::SendOrder order(shard_len, 1);
-            std::vector<std::uint32_t> edges;
-            for (std::uint32_t k = 0; k <= order.stripes(); ++k) edges.push_back(order.first_granule(k));
-            return edges;
-        },
-        "shard_len"_a);
-    nb::class_<ReplayCore>(m, "ReplayCore")
-        .def(
-            "__init__",
-            [](ReplayCore* self, Rank rank, Rank ranks, std::uint64_t seed, int codec,
-               const std::vector<std::pair<std::uint32_t, std::uint32_t>>& limits, bool carry, Seq late_ops) {
-                std::vector<codec::PacketLimits> by_rank;
-                for (const auto& [payload, trimmed] : limits) by_rank.push_back({payload, trimmed});
-                if (rank >= ranks || by_rank.size() != ranks) throw nb::value_error("limits");
-                new (self) ReplayCore({rank, ranks, seed}, static_cast<wire::Codec>(codec),
-                                      std::move(by_rank), carry, late_ops);
-            },
-            "rank"_a, "ranks"_a, "seed"_a, "codec"_a, "limits"_a, "carry"_a, "late_ops"_a)
-        .def("install", &ReplayCore::install, "epoch"_a)
-        .def("skipped", &ReplayCore::skipped, "from_seq"_a, "until_seq"_a)
-        .def("resynced", &ReplayCore::resynced)
-        .def("forget", &ReplayCore::forget, "key"_a, "first"_a, "last"_a)
-        .def(
-            "take_late",
-            [=](ReplayCore& core, const Bytes& blob, const ReplayCore::Runs& runs,
-                const ReplayCore::Cuts& cuts) { core.take_late(datagrams(blob), runs, cuts); },
-            "contribution"_a, "runs"_a, "cuts"_a)
-        .def("admit", &ReplayCore::admit, "user"_a, "seq"_a, "rank"_a, "subtracted"_a, "runs"_a)
-        .def(
-            "take_late_means",
-            [=](ReplayCore& core, const Bytes& blob, const ReplayCore::Runs& runs) {
-                core.take_late_means(datagrams(blob), runs);
-            },
-            "mean"_a, "runs"_a)
-        .def(
-            "begin",
-            [](ReplayCore& core, Seq seq, std::uint32_t length, std::uint32_t key,
-               std::pair<int, bool> scatter, std::pair<int, bool> gather, std::uint16_t loss_scale_tag) {
-                Terms terms;
-                terms.key = key;
-                terms.scatter = {scatter.first, scatter.second};  // planes, whole
-                terms.gather = {gather.first, gather.second};
-                terms.loss_scale_tag = loss_scale_tag;
-                core.begin(seq, length, terms);
-            },
-            "seq"_a, "length"_a, "key"_a, "scatter"_a, "gather"_a, "loss_scale_tag"_a)
-        .def("close_part", &ReplayCore::close_part, "seq"_a, "runs"_a)
-        .def(
-            "enter",
-            [](ReplayCore& core, Seq seq, const Bucket& bucket, bool contributing) {
-                core.enter(seq, span_of(bucket), contributing);
-            },
-            "seq"_a, "bucket"_a, "contributing"_a)
-        .def(
-            "contribution",
-            [=](ReplayCore& core, Seq seq, Rank peer) { return bytes_of(core.contribution(seq, peer)); },
-            "seq"_a, "peer"_a)
-        .def(
-            "deliver",
-            [=](ReplayCore& core, Seq seq, const Bytes& blob, const ReplayCore::Runs& runs,
-                const ReplayCore::Cuts& cuts) { core.deliver(seq, datagrams(blob), runs, cuts); },
-            "seq"_a, "contribution"_a, "runs"_a, "cuts"_a)
-        .def("close", &ReplayCore::close, "seq"_a)
-        .def(
-            "mean", [=](ReplayCore& core, Seq seq, Rank peer) { return bytes_of(core.mean(seq, peer)); },
-            "seq"_a, "peer"_a)
-        .def(
-            "place",
-            [=](ReplayCore& core, Seq seq, const Bytes& blob, const ReplayCore::Runs& runs,
-                const ReplayCore::Cuts& cuts) { core.place(seq, datagrams(blob), runs, cuts); },
-            "seq"_a, "mean"_a, "runs"_a, "cuts"_a)
-        .def("place_empty", &ReplayCore::place_empty, "seq"_a, "shard"_a, "runs"_a)
-        .def(
-            "end",  // returns the hash of the own shard's result
-            [](ReplayCore& core, Seq seq, bool complete, const std::vector<float>& shares) {
-                return core.end(seq, complete ? Status::kComplete : Status::kPartial, shares).mean_hash;
-            },
-            "seq"_a, "complete"_a, "shares"_a);
-}
-
 void bind_udp(nb::module_& m) {
     nb::class_<SocketCounters>(m, "SocketCounters")
         .def_ro("send_calls", &SocketCounters::send_calls)
@@ -339,6 +251,16 @@ void bind_udp(nb::module_& m) {
         .def_prop_ro("receive_buffer_bytes", &UdpLane::receive_buffer_bytes)
         .def("mark", &UdpLane::mark, "dscp"_a)
         .def("receive_trimmed", &UdpLane::receive_trimmed)
+        .def(
+            "keep_ledger",  // `open_descriptor`: a file for the ops that are under way; -1: none
+            [](UdpLane& lane, std::shared_ptr<LedgerFile> ledger, int open_descriptor, std::size_t open_bytes,
+               const nb::bytes& head) {
+                std::unique_ptr<OpenOps> open;
+                if (open_descriptor >= 0) open = std::make_unique<OpenOps>(open_descriptor, open_bytes);
+                const auto bytes = span_of(head);
+                lane.keep_ledger(std::move(ledger), std::move(open), {bytes.begin(), bytes.end()});
+            },
+            "ledger"_a, "open_descriptor"_a, "open_bytes"_a, "head"_a)
         .def(
             "join_multicast",
             [](UdpLane& lane, std::uint32_t ipv4, std::uint16_t port, std::uint32_t interface_ipv4, int ttl,
@@ -500,8 +422,8 @@ NB_MODULE(_native, m) {
     bind_codec(m);
     bind_reports(m);
     bind_terms(m);
+    bind_ledger(m);
     bind_udp(m);
-    bind_replay(m);
     bind_pacing(m);
     bind_sim(m);
 }

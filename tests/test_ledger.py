@@ -21,7 +21,7 @@ from tailcut import ConfigError, Group, Ledger, Report, Scenario, Simulation, _n
 from tailcut._native import LedgerFile
 from tailcut.ledger.book import read_rank
 from tailcut.ledger.fates import Fates, Runs, count_of
-from tailcut.ledger.frames import Damage, Frame, framed, read
+from tailcut.ledger.frames import Damage, Frame, framed, read, read_ring
 from tailcut.ledger.records import Kind, OpRecord, Start, op_head, start_payload
 from tailcut.ledger.writer import LedgerWriter
 from tests.groups import allreduce, open_groups, vectors
@@ -266,9 +266,9 @@ def test_with_its_first_record_damaged_a_ledger_is_read_by_the_second(content: b
 
 def test_a_ledger_of_another_format_is_refused_by_name(tmp_path: Path) -> None:
     payload = start_payload({"rank": 0, "ranks": 1, "rows": 1, "tailcut": "9.9"})
-    newer = payload.replace(b'"format":1', b'"format":7')
+    newer = payload.replace(b'"format":2', b'"format":7')
     (tmp_path / "default.00000000abcd.rank0000.ledger").write_bytes(framed(1, 0, newer))
-    with pytest.raises(ConfigError, match=r"format 7 \(tailcut 9.9\).*format 1"):
+    with pytest.raises(ConfigError, match=r"format 7 \(tailcut 9.9\).*format 2"):
         Ledger.open(tmp_path)
 
 
@@ -290,6 +290,64 @@ def test_a_killed_rank_has_all_ops_on_record_that_it_has_told_of(tmp_path: Path)
     ledger = Ledger.open(tmp_path).ranks[0]
     assert [op.seq for op in ledger.ops][:50] == list(range(50))
     assert not ledger.closed
+
+
+# ---- ops under way -----------------------------------------------------------------------------------------
+
+
+def test_of_a_ring_all_whole_records_are_read_in_order() -> None:
+    frames = [framed(7, number, bytes([number]) * 20) for number in range(9)]
+    later = b"".join(frames[6:])  # written over the first three
+    ring = later + b"".join(frames[3:6])
+    assert [frame.number for frame in read_ring(ring)] == [3, 4, 5, 6, 7, 8]
+    torn = bytearray(ring)
+    torn[len(later) + 9] ^= 1  # in the fourth
+    assert [frame.number for frame in read_ring(bytes(torn))] == [4, 5, 6, 7, 8]
+    assert read_ring(bytes(1000)) == []
+
+
+KILLED_IN_AN_OP = """
+import os, signal, sys, threading, numpy as np, tailcut
+rank, store, ledger = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+group = tailcut.Group(rank, 2, tailcut.FileStore(store), ledger=ledger, codec="raw", late="carry")
+for op in range(20):
+    group.allreduce(np.full(5000, rank + op, np.float32), key="bucket").wait()
+if rank == 1:
+    work = group.allreduce(np.full(5000, 9.0, np.float32), key="bucket")
+    print("entered", flush=True)
+    sys.stdin.readline()
+    os.kill(os.getpid(), signal.SIGKILL)
+print("done", flush=True)
+sys.stdin.readline()
+group.allreduce(np.full(5000, 1.0, np.float32), key="bucket").wait()
+os._exit(0)
+"""
+
+
+def test_what_a_rank_was_killed_in_is_on_record(tmp_path: Path) -> None:
+    def start(rank: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", KILLED_IN_AN_OP, str(rank), str(tmp_path / "store"), str(tmp_path)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    with start(0) as zero, start(1) as one:
+        assert zero.stdout is not None
+        assert one.stdout is not None
+        assert (zero.stdout.readline(), one.stdout.readline()) == ("done\n", "entered\n")
+        one.communicate("now\n")
+        zero.communicate("go on\n")
+    ledger = Ledger.open(tmp_path)
+    killed = ledger.ranks[1]
+    assert [op.seq for op in killed.ops] == list(range(20))
+    assert not killed.closed
+    (under_way,) = killed.open
+    assert (under_way.seq, under_way.entered, under_way.contributed) == (20, True, True)
+
+
+def test_a_group_that_was_closed_leaves_no_ops_under_way(tmp_path: Path) -> None:
+    with open_groups(tmp_path / "store", 2, ledger=str(tmp_path)) as groups:
+        allreduce(groups, vectors(2, 100), key="bucket")
+        assert len(list(tmp_path.glob("*.open"))) == 2
+    assert not list(tmp_path.glob("*.open"))
 
 
 # ---- the disk ----------------------------------------------------------------------------------------------

@@ -56,7 +56,8 @@ def train_until(one: Worker, others: list[Worker], word: str) -> dict[str, Any]:
 def steps_with(rejoined: Worker, *others: Worker) -> None:
     """Nothing is copied any more but means: after each step it is where the others were after that step, with
     their counts and their scale. It may be some steps behind them at first."""
-    steps, common = [], []
+    steps: list[list[dict[str, Any]]] = []
+    common: list[tuple[dict[str, Any], dict[str, Any]]] = []
     while len(common) < 4:
         assert len(steps) < 40
         steps.append(tell("step", rejoined, *others))

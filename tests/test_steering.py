@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tailcut.mirror import LateCompletion
 from tailcut.policy.deadline import MARGIN, TAIL_OPS, WARM_UP, fixed
-from tailcut.policy.steering import MARGIN_SHARE, GUESS_FACTOR, FixedSteering, Steering
+from tailcut.policy.steering import GUESS_FACTOR, MARGIN_SHARE, FixedSteering, Steering
 from tailcut.report import Report, Verdict
 from tests.reports import NEVER, lost, op
 

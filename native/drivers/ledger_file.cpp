@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
@@ -12,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "drivers/ledger_frames.hpp"
+
 namespace tailcut {
 namespace {
 
@@ -20,44 +21,10 @@ struct Record {
     std::vector<std::byte> payload;
 };
 
-constexpr std::array<std::uint32_t, 256> kCrcTable = [] {
-    std::array<std::uint32_t, 256> table{};
-    for (std::uint32_t k = 0; k < table.size(); ++k) {
-        std::uint32_t value = k;
-        for (int bit = 0; bit < 8; ++bit) value = value >> 1 ^ (value & 1 ? 0xEDB88320u : 0u);
-        table[k] = value;
-    }
-    return table;
-}();
-
-std::uint32_t crc32(std::span<const std::byte> bytes) {
-    std::uint32_t crc = 0xFFFFFFFF;
-    for (const std::byte byte : bytes)
-        crc = crc >> 8 ^ kCrcTable[(crc ^ std::to_integer<std::uint32_t>(byte)) & 0xFF];
-    return ~crc;
-}
-
-void put_number(std::vector<std::byte>& to, std::uint64_t value) {
-    for (; value >= 0x80; value >>= 7) to.push_back(std::byte(value | 0x80));
-    to.push_back(std::byte(value));
-}
-
-// marker | checksum of what follows | kind | number | length | payload
-void put_frame(std::vector<std::byte>& to, std::uint64_t number, const Record& record) {
-    const std::size_t at = to.size();
-    to.insert(to.end(), {std::byte{0xC7}, std::byte{0x1E}, {}, {}, {}, {}});
-    to.push_back(std::byte(record.kind));
-    put_number(to, number);
-    put_number(to, record.payload.size());
-    to.insert(to.end(), record.payload.begin(), record.payload.end());
-    const std::uint32_t crc = crc32(std::span(to).subspan(at + 6));
-    for (int k = 0; k < 4; ++k) to[at + 2 + static_cast<std::size_t>(k)] = std::byte(crc >> (8 * k));
-}
-
-Record gap_of(std::uint64_t records, const std::string& reason) {
+std::vector<std::byte> gap_of(std::uint64_t records, const std::string& reason) {
     const std::string text = "{\"records\":" + std::to_string(records) + ",\"reason\":\"" + reason + "\"}";
     const auto bytes = std::as_bytes(std::span(text));
-    return {LedgerKind::kGap, {bytes.begin(), bytes.end()}};
+    return {bytes.begin(), bytes.end()};
 }
 
 }  // namespace
@@ -132,8 +99,8 @@ void LedgerFile::State::run() {
 
         content.clear();
         std::uint64_t next = number;
-        if (gap > 0) put_frame(content, next++, gap_of(gap, reason));
-        for (const Record& record : records) put_frame(content, next++, record);
+        if (gap > 0) put_frame(content, next++, LedgerKind::kGap, gap_of(gap, reason));
+        for (const Record& record : records) put_frame(content, next++, record.kind, record.payload);
         const bool written = write(content, reason);
         if (written) number = next;
 

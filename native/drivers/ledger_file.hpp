@@ -9,10 +9,9 @@
 #include <string>
 
 #include "base/types.hpp"
+#include "drivers/ledger_frames.hpp"
 
 namespace tailcut {
-
-enum class LedgerKind : std::uint8_t { kStart = 1, kOp = 2, kNote = 3, kGap = 4, kEnd = 5 };
 
 class LedgerFile {
 public:

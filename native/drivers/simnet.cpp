@@ -138,6 +138,8 @@ SimResult Sim::run() {
     result_.network = network_.counters();
     for (const Host& host : hosts_) {
         result_.counters.push_back(host.core->counters());
+        result_.served.push_back(host.core->take_served());
+        result_.open.push_back(spec_.record ? host.core->take_open() : std::vector<OpReport>());
         if (StateChannel* const state = host.core->state()) result_.wanted.push_back(state->wanted());
     }
     return std::move(result_);

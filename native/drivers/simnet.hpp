@@ -145,6 +145,8 @@ OpSummary summary_of(Rank rank, const OpReport& report);
 
 struct SimResult {
     std::vector<std::vector<OpReport>> reports;  // by rank, in the order of ending
+    std::vector<std::vector<OpReport>> served;   // by rank: as an owner, in ops that it has not entered
+    std::vector<std::vector<OpReport>> open;     // by rank: of ops that had not ended
     std::vector<OpSummary> summaries;            // of all ranks, in the order of ending
     std::vector<Counters> counters;
     std::vector<Time> closed_at;  // by rank: end of its linger

@@ -15,6 +15,8 @@
 #include <system_error>
 #include <utility>
 
+#include "protocol/reports/record.hpp"
+
 namespace tailcut {
 namespace {
 
@@ -63,6 +65,13 @@ void UdpLane::abandon() {
     socket_.close();
     trimmed_.close();
     if (wake_descriptor_ >= 0) ::close(std::exchange(wake_descriptor_, -1));
+}
+
+void UdpLane::keep_ledger(std::shared_ptr<LedgerFile> ledger, std::unique_ptr<OpenOps> open,
+                          std::vector<std::byte> head) {
+    ledger_ = std::move(ledger);
+    open_ = std::move(open);
+    record_head_ = std::move(head);
 }
 
 void UdpLane::start(const Settings& settings, const std::vector<PeerSettings>& peers,
@@ -367,6 +376,7 @@ bool UdpLane::send() {
             bytes += out.payload.size();
         }
         if (batch_.empty()) break;
+        record();
         const bool segmented = socket_.segments();
         const std::size_t sent = socket_.send(batch_, addresses_);
         for (std::size_t k = batch_.size(); k > sent; --k) core_->retract(now, batch_[k - 1]);
@@ -377,7 +387,21 @@ bool UdpLane::send() {
     return any;
 }
 
+// What is on its way to others is on record before it leaves.
+void UdpLane::record() {
+    if (!ledger_) return;
+    for (const OpReport& report : core_->take_served())
+        ledger_->append(LedgerKind::kServed, record_head_, record_of(report));
+    if (!open_) return;
+    for (; recorded_ < core_->reports().size(); ++recorded_)
+        if (const OpReport& report = core_->reports()[recorded_]; !report.granules.empty())
+            open_->put(LedgerKind::kOp, record_head_, record_of(report));
+    for (const OpReport& report : core_->take_open())
+        open_->put(LedgerKind::kOpen, record_head_, record_of(report));
+}
+
 void UdpLane::publish() {
+    record();
     StateChannel* const state = core_->state();
     const bool fetched = state && !state->fetched().empty(), wanted = state && !state->wanted().empty();
     if (core_->reports().empty() && !fetched && !wanted) return;
@@ -397,6 +421,7 @@ void UdpLane::publish() {
         }
     }
     core_->reports().clear();
+    recorded_ = 0;
     if (fetched) state->fetched().clear();
     shared_->reported.notify_all();
 }

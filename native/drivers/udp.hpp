@@ -17,6 +17,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "drivers/ledger_file.hpp"
+#include "drivers/open_ops.hpp"
 #include "drivers/socket.hpp"
 #include "drivers/trimmed.hpp"
 #include "protocol/core.hpp"
@@ -55,6 +57,10 @@ public:
     // Before start(): also receives datagrams whose lengths a trimming switch did not correct. Throws
     // std::system_error if that is not permitted. Multicast datagrams are excluded: they count as lost.
     void receive_trimmed() { trimmed_.open(socket_.port()); }
+
+    // Before start(): the engine thread keeps these. `head` is what each of its records begins with.
+    void keep_ledger(std::shared_ptr<LedgerFile> ledger, std::unique_ptr<OpenOps> open,
+                     std::vector<std::byte> head);
 
     // `addresses` by rank: where to send. `sources` by rank: where its datagrams may come from. A rank with
     // several interfaces may send from another one than it is reached at.
@@ -116,6 +122,7 @@ private:
     std::size_t receive_trimmed_packets();
     bool writable() const;
     bool send();
+    void record();
     void publish();
     void sleep();
     void take_stats();
@@ -134,7 +141,11 @@ private:
     std::vector<std::vector<Address>> sources_;  // by rank
     std::size_t ranks_ = 0;
     std::vector<Outgoing> batch_;
-    bool blocked_ = false;  // the socket is full
+    bool blocked_ = false;                // the socket is full
+    std::shared_ptr<LedgerFile> ledger_;  // or null
+    std::unique_ptr<OpenOps> open_;       // or null
+    std::vector<std::byte> record_head_;
+    std::size_t recorded_ = 0;  // of the core's reports: those that open_ has
     std::uint64_t uncorrected_packets_ = 0, forged_packets_ = 0;
     bool closing_ = false;
     Time linger_until_ = kNever;

@@ -54,6 +54,11 @@ public:
 
     virtual StateChannel* state() { return nullptr; }  // none: blobs are neither offered nor fetched
     virtual std::vector<OpReport>& reports() = 0;      // of ended ops; the driver takes them
+    // With a ledger. What this rank has done in ops that have not ended here, as far as it has changed since the last
+    // call: asked before a batch is sent, so that no decision is known to others only.
+    virtual std::vector<OpReport> take_open() { return {}; }
+    // What it has done as an owner in ops that it will not enter.
+    virtual std::vector<OpReport> take_served() { return {}; }
     virtual Counters counters() const = 0;
     virtual std::size_t pool_used_bytes() const = 0;
     virtual std::size_t memory_bytes() const = 0;

@@ -35,13 +35,13 @@ Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& pe
 // ---- the local rank ---------------------------------------------------------------------------------------
 
 void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) {
-    if (ops_.stopped()) return refuse(now, ticket, bucket, Status::kClosed);
+    if (ops_.stopped()) return refuse(now, ticket, bucket, terms, Status::kClosed);
     if (ops_.next_seq() == std::numeric_limits<Seq>::max())  // rule 12: never wrap
-        return refuse(now, ticket, bucket, Status::kSeqExhausted);
+        return refuse(now, ticket, bucket, terms, Status::kSeqExhausted);
     if (terms.seq.value_or(ops_.next_seq()) != ops_.next_seq())  // the caller has not heard of the jump yet
-        return refuse(now, ticket, bucket, Status::kBehind);
+        return refuse(now, ticket, bucket, terms, Status::kBehind);
     if (roster_.behind_ops(ops_.next_seq()) > settings_.window_ops) {
-        refuse(now, ticket, bucket, Status::kBehind);
+        refuse(now, ticket, bucket, terms, Status::kBehind);
         ops_.jump(now);
         return spread_news();
     }
@@ -55,7 +55,7 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Te
     spread_news();
 }
 
-void Endpoint::refuse(Time now, Ticket ticket, std::span<float> bucket, Status status) {
+void Endpoint::refuse(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, Status status) {
     OpReport report;
     report.ticket = ticket;
     report.seq = ops_.next_seq();
@@ -63,6 +63,7 @@ void Endpoint::refuse(Time now, Ticket ticket, std::span<float> bucket, Status s
     report.bucket_len = static_cast<std::uint32_t>(bucket.size());
     report.entered_at = report.ended_at = now;
     report.contributed = false;
+    report.terms = terms;
     if (status == Status::kBehind) {
         report.behind_ops = roster_.behind_ops(ops_.next_seq());
         if (!settings_.elided) std::fill(bucket.begin(), bucket.end(), 0.0f);
@@ -209,6 +210,17 @@ void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std
         if (reason == wire::Reject::kPool) outbox_.refuse(header);
         accounts_.reject(*reason);
     }
+}
+
+// ---- for the ledger ---------------------------------------------------------------------------------------
+
+std::vector<OpReport> Endpoint::take_open() {
+    std::vector<OpReport> open = ops_.take_open();
+    if (open.empty()) return open;
+    LateLog late = carry_.take_news();  // nobody has heard of it before this op is sent
+    open.front().uses = std::move(late.uses);
+    open.front().cuts.insert(open.front().cuts.end(), late.cuts.begin(), late.cuts.end());
+    return open;
 }
 
 // ---- progress and time ------------------------------------------------------------------------------------

@@ -57,6 +57,8 @@ public:
     void advance(Time now) override;
 
     std::vector<OpReport>& reports() override { return ops_.reports(); }
+    std::vector<OpReport> take_open() override;
+    std::vector<OpReport> take_served() override { return ops_.take_served(); }
     Counters counters() const override { return accounts_.counters; }
     std::size_t pool_used_bytes() const override { return memory_.pool_used_bytes(); }
     std::size_t memory_bytes() const override { return memory_.total_bytes(); }
@@ -78,7 +80,7 @@ public:
     Rank ranks() const { return settings_.shape.ranks; }
 
 private:
-    void refuse(Time now, Ticket ticket, std::span<float> bucket, Status status);
+    void refuse(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms, Status status);
     void refuse_epoch(const wire::Header& header, const Epoch& ours);
     void on_feedback(Time now, const wire::Header& header, std::span<const std::byte> report);
     void settle(Time now, const wire::Header& header, std::span<const std::byte> report);

@@ -283,4 +283,12 @@ bool Carry::evict() {
     return true;
 }
 
+LateLog Carry::take_news() {
+    const auto since = [](const auto& all, std::size_t& told) {
+        const std::size_t from = std::exchange(told, all.size());
+        return std::remove_cvref_t<decltype(all)>(all.begin() + static_cast<std::ptrdiff_t>(from), all.end());
+    };
+    return {since(log_.uses, told_uses_), since(log_.cuts, told_cuts_)};
+}
+
 }  // namespace tailcut

@@ -84,7 +84,12 @@ public:
     void note_use(const LateUse& use) {
         if (keeps_log_) log_.uses.push_back(use);
     }
-    LateLog take_log() { return std::exchange(log_, {}); }
+    LateLog take_log() {
+        told_uses_ = told_cuts_ = 0;
+        return std::exchange(log_, {});
+    }
+    // What has been added to it since the last call, before it is taken.
+    LateLog take_news();
 
 private:
     struct Bucket {
@@ -107,6 +112,7 @@ private:
     Counters& counters_;
     std::map<std::uint32_t, Bucket> buckets_;  // by key
     LateLog log_;
+    std::size_t told_uses_ = 0, told_cuts_ = 0;  // of the log, by take_news()
     const LateAdmission* admission_ = nullptr;
 };
 

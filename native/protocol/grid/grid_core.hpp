@@ -51,6 +51,10 @@ public:
     void advance(Time now) override;
 
     std::vector<OpReport>& reports() override { return row_.reports(); }
+    std::vector<OpReport> take_served() override {
+        column_.take_served();  // sums of rows, which are not on record
+        return row_.take_served();
+    }
     Counters counters() const override;
     std::size_t pool_used_bytes() const override {
         return row_.pool_used_bytes() + column_.pool_used_bytes();

@@ -111,6 +111,12 @@ public:
     // that did not come, if it is not to be found from earlier ops.
     OpReport end(Time now, Status status, Ending ending, bool awaited, bool record_fates,
                  const StandIn* stand_in = nullptr);
+    // For the ledger, before the end: what this rank has done so far as an owner, and its terms if it has entered.
+    OpReport so_far() const;
+    // Whether that has changed since the last call.
+    bool take_progress() {
+        return std::exchange(told_, {entered_, own_final()}) != std::pair(entered_, own_final());
+    }
     // After the end: what may still come is kept elsewhere.
     ReceivedMeans take_means() {
         ReceivedMeans means = std::move(*means_);
@@ -219,6 +225,7 @@ private:
 
     std::optional<OwnedShard> owned_;
     bool close_told_ = false;
+    std::pair<bool, std::uint32_t> told_;  // entered and final granules, when the ledger was told last
 
     std::optional<ReceivedMeans> means_;
 

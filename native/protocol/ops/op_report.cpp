@@ -91,6 +91,40 @@ void Op::note_cut(const wire::Header& header, std::size_t payload_bytes, bool ag
                                 static_cast<std::uint32_t>(payload_bytes)});
 }
 
+OpReport Op::so_far() const {
+    OpReport report;
+    report.status = Status::kPartial;
+    report.seq = plan_.seq;
+    report.bucket_len = plan_.layout.bucket_len;
+    report.own_shard = own_shard();
+    report.epoch = plan_.epoch.number;
+    report.place = shape_.self;
+    report.contributed = contributing_;
+    report.entered_at = report.ended_at = entered_ ? entered_at_ : -kMicrosecond;  // before all
+    report.terms = report_.terms;
+    report.terms.gather = gather_;
+    report.terms.key = plan_.bucket.key;
+    if (owned_) report.terms.loss_scale_tag = owned_->loss_scale_tag();
+    report.cuts = report_.cuts;
+    report.links.resize(shape_.ranks);
+    for (LinkReport& link : report.links) link.scatter.coords = plan_.layout.length(own_shard());
+    for (Rank shard = 0; shard < shape_.ranks; ++shard) {
+        report.granules.push_back(plan_.layout.granules(shard));
+        report.answered.emplace_back(plan_.layout.granules(shard));
+    }
+    report.held = report.answered;
+    report.contributions.assign(shape_.ranks, report.answered[own_shard()]);
+    if (!owned_) return report;
+    report.answered[own_shard()] = owned_->final_set();
+    for (Rank rank = 0; rank < shape_.ranks; ++rank) {
+        report.contributions[rank] = owned_->arrived(rank);
+        report.contributions[rank].keep_only(owned_->final_set());
+    }
+    for (const Run& run : owned_->runs())
+        if (!run.empty) report.held[own_shard()].set(run.first, run.last);
+    return report;
+}
+
 void Op::record_fates(Status status) {
     for (Rank shard = 0; shard < shape_.ranks; ++shard)
         report_.granules.push_back(plan_.layout.granules(shard));

@@ -68,11 +68,13 @@ void Ops::jump(Time now) {
     const Seq group = roster_.group_seq(table_.next_seq);
     for (auto at = table_.slots.begin(); at != table_.slots.end() && at->first < group;
          at = table_.slots.erase(at))
-        for (auto& op : at->second.variants)
+        for (auto& op : at->second.variants) {
+            if (settings_.record_fates) table_.note_served(*op);
             if (op->entered() && !op->ended()) {
                 end(now, at->second, *op, Status::kBehind, Ending::kDeadline);
                 reports_.back().behind_ops = group - at->first;
             }
+        }
     for (auto& late : table_.late) late.erase(late.begin(), late.lower_bound(group));
     retention_.forget_before(group);
     table_.next_seq = group;
@@ -99,8 +101,10 @@ void Ops::skip_to(Seq seq) {
 
 void Ops::abort(Time now) {
     for (auto& [seq, slot] : table_.slots)
-        for (auto& op : slot.variants)
+        for (auto& op : slot.variants) {
+            if (settings_.record_fates) table_.note_served(*op);
             if (op->entered() && !op->ended()) end(now, slot, *op, Status::kClosed, Ending::kDeadline);
+        }
 }
 
 bool Ops::lags(Rank rank) const {
@@ -357,6 +361,17 @@ void Ops::retire() {
     skip_untimed();
     context_.carry.retire(table_.next_seq);
     retention_.retire(std::min(first_timed_, table_.next_seq - std::min(table_.next_seq, kFreshOps)));
+}
+
+std::vector<OpReport> Ops::take_open() {
+    std::vector<OpReport> open;
+    for (auto at = table_.slots.lower_bound(std::min(told_from_, first_timed_)); at != table_.slots.end();
+         ++at)
+        for (auto& op : at->second.variants)
+            if (!op->ended() && (op->entered() || op->own_final() > 0) && op->take_progress())
+                open.push_back(op->so_far());
+    told_from_ = first_timed_;
+    return open;
 }
 
 // ---- time -------------------------------------------------------------------------------------------------

@@ -103,6 +103,11 @@ public:
     Seq oldest_needed() const { return retention_.oldest_needed(); }
     std::vector<OpReport>& reports() { return reports_; }
 
+    // ---- for the ledger
+    // What this rank has done in ops that have not ended here, as far as it has changed since the last call.
+    std::vector<OpReport> take_open();
+    std::vector<OpReport> take_served() { return std::exchange(table_.served, {}); }
+
 private:
     Slot& slot_of(Seq seq);
     Op* variant(Seq seq, Slot& slot, BucketId bucket, bool own);
@@ -134,7 +139,8 @@ private:
     std::uint32_t terms_len_ = 0xFFFFFFFF;  // bucket length of that op
     // By key: what was reliable in the rank's latest op of this bucket, and the bucket's length.
     std::map<std::uint32_t, std::pair<std::uint32_t, std::vector<CoordRun>>> reliable_;
-    Seq first_timed_;  // ops before this one have no timer: they have closed and ended
+    Seq first_timed_;    // ops before this one have no timer: they have closed and ended
+    Seq told_from_ = 0;  // earlier ones had no timer at the last take_open()
     std::size_t in_flight_ = 0;
     bool contributing_ = true, news_ = false;
     std::vector<OpReport> reports_;

@@ -24,6 +24,7 @@ public:
     // These granules are closed by the clock only if those that lack them are not awaited, or short of the deadline.
     void set_reliable(const GranuleSet& granules);
     void set_loss_scale_tag(std::uint16_t tag) { values_->loss_scale_tag = tag; }
+    std::uint16_t loss_scale_tag() const { return values_->loss_scale_tag; }
     // The caller takes its shard back. What a peer has not been sent yet, or may need again, is saved.
     void hand_back(bool awaited);
     // The rank will deliver nothing more. Its missing granules are no longer waited for.
@@ -67,6 +68,7 @@ public:
     Ending ending() const { return ending_; }
     const ScatterClock& clock() const { return clock_; }
     std::uint32_t final_granules() const { return final_granules_; }
+    const GranuleSet& final_set() const { return final_; }
     bool non_finite() const { return non_finite_; }
     const Energies& energies() const { return values_->energies(); }
     bool abstained(Rank rank) const { return abstains_[rank]; }

@@ -85,6 +85,7 @@ void Retention::retire_if(OpSlot& slot, Predicate over) {
     std::erase_if(slot.variants, [&](const auto& op) {
         if (!over(*op)) return false;
         if (op->owns()) slot.retired.push_back(op->bucket());
+        if (settings_.record_fates) table_.note_served(*op);
         return true;
     });
 }

@@ -33,6 +33,13 @@ struct OpTable {
     std::vector<std::set<Seq>> late;  // by rank: rule 9, see Ops::late()
     Seq next_seq;                     // of the local rank
     bool stopped = false;             // no more ops are entered
+    // With a ledger: what this rank has done as an owner in ops that it will not enter.
+    std::vector<OpReport> served;
+
+    // The op is about to be dropped.
+    void note_served(const Op& op) {
+        if (!op.entered() && op.own_final() > 0) served.push_back(op.so_far());
+    }
 };
 
 class Retention {

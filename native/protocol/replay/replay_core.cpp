@@ -87,12 +87,17 @@ ReplayCore::ReplayCore(const Shape& shape, wire::Codec codec, std::vector<codec:
     carry_.admit_by(*this);
 }
 
+// Of an op that may be over here.
+Plan ReplayCore::late_plan(const wire::Header& header) const {
+    const Plan plan =
+        context_.plan(header.seq, {header.bucket_len, header.key, epochs_.at(header.seq).number});
+    check(header, plan);
+    return plan;
+}
+
 void ReplayCore::take_late(std::span<const std::byte> contribution, const Runs& runs, const Cuts& cuts) {
     each_part(contribution, runs, cuts, [&](const wire::Header& header, std::span<const std::byte> payload) {
-        const Plan plan =
-            context_.plan(header.seq, {header.bucket_len, header.key, epochs_.at(header.seq).number});
-        check(header, plan);
-        carry_.contribute(plan, header, payload);
+        carry_.contribute(late_plan(header), header, payload);
     });
 }
 
@@ -111,10 +116,7 @@ void ReplayCore::keep_admitted(Seq user, Seq seq, Rank rank, bool subtracted, Gr
 
 void ReplayCore::take_late_means(std::span<const std::byte> mean, const Runs& runs) {
     each_part(mean, runs, {}, [&](const wire::Header& header, std::span<const std::byte> payload) {
-        const Plan plan =
-            context_.plan(header.seq, {header.bucket_len, header.key, epochs_.at(header.seq).number});
-        check(header, plan);
-        carry_.place(kNow, plan, header, payload);
+        carry_.place(kNow, late_plan(header), header, payload);
     });
 }
 
@@ -199,11 +201,15 @@ OpReport ReplayCore::end(Seq seq, Status status, std::vector<float> shares) {
         means.reopen();
         if (!op(seq).non_finite() && means.lacking()) carry_.keep(std::move(means));
     }
+    drop(seq);
+    carry_.retire(seq + 1);
+    return report;
+}
+
+void ReplayCore::drop(Seq seq) {
     ops_.erase(seq);
     terms_.erase(seq);
     admitted_.erase(admitted_.lower_bound({seq, 0, 0, false}), admitted_.lower_bound({seq + 1, 0, 0, false}));
-    carry_.retire(seq + 1);
-    return report;
 }
 
 }  // namespace tailcut

@@ -33,9 +33,6 @@ public:
     void install(Epoch epoch) { epochs_.add(std::move(epoch)); }
     void skipped(Seq from, Seq until) { carry_.skip(from, until); }
     void resynced() { carry_.drop_all(); }
-    void forget(std::uint32_t key, std::uint64_t first, std::uint64_t last) {
-        carry_.forget_means(key, first, last);
-    }
 
     // What was late for ops, and is taken in by those that admit() names.
     void take_late(std::span<const std::byte> contribution, const Runs& runs, const Cuts& cuts);
@@ -56,11 +53,14 @@ public:
     void place_empty(Seq seq, Rank shard, const Runs& runs);
     // `shares` by shard: of the own gradient, where a mean did not come.
     OpReport end(Seq seq, Status status, std::vector<float> shares);
+    // The op had no result for this rank: it has not entered it, or has not ended it. What is late for it stays.
+    void drop(Seq seq);
 
 private:
     using Late = std::tuple<Seq, Seq, Rank, bool>;  // user, seq, rank, subtracted
     void keep_admitted(Seq user, Seq seq, Rank rank, bool subtracted, GranuleSet& due) const override;
     Op& op(Seq seq) { return *ops_.at(seq); }
+    Plan late_plan(const wire::Header& header) const;
 
     Memory memory_;
     Epochs epochs_;

@@ -19,6 +19,7 @@ from tailcut.meeting.rendezvous import meet
 from tailcut.meeting.roster import Roster, local_address
 from tailcut.meeting.sockets import open_lanes
 from tailcut.policy.grid import GridSteering
+from tailcut.replay.playback import Playback
 from tailcut.store import Store
 
 
@@ -37,6 +38,8 @@ class Opening:
     description: str
     """What the group will do, on one line."""
     ledger: NoLedger
+    playback: Playback | None = None
+    """Of a replay: what is done again beside ops."""
 
 
 def open_rank(rank: int, world_size: int, store: Store, config: Config, name: str) -> Opening:
@@ -54,6 +57,7 @@ def open_rank(rank: int, world_size: int, store: Store, config: Config, name: st
     if grid.ranks > 1 and not hasattr(store, "compare_set"):
         description += "; the shares of ranks that die stay lost, because the store has no compare_set"
     ledger = _ledger(rank, grid, name, config, roster, codec)
+    ledger.keep_with(lanes)
     start_lanes(
         lanes, rank=rank, grid=grid, config=config, codec=codec, terms=steering.terms(0), roster=roster
     )

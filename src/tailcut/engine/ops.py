@@ -81,6 +81,7 @@ class Ops:
         self._alarms = Alarms(opening.steering, trim_bytes)
         self._epochs = keeper_of(opening)
         self.ledger = opening.ledger
+        self.playback = opening.playback
         self.epoch = 0
         """The number of the epoch of the op that ended last."""
         _open.add(self)

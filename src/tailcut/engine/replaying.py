@@ -16,6 +16,7 @@ from tailcut.ledger.book import Ledger
 from tailcut.ledger.writer import NO_LEDGER, run_name
 from tailcut.replay.exchange import FileExchange
 from tailcut.replay.lane import DumpingLane, ReplayLane
+from tailcut.replay.playback import Playback
 from tailcut.replay.player import Player
 from tailcut.replay.script import Script
 from tailcut.replay.single import Dump
@@ -38,7 +39,8 @@ def open_replay(rank: int, world_size: int, store: Store, config: Config, name: 
     _check(ledger, world_size, config)
     script = Script(ledger)
     exchange = FileExchange(_meeting_place(rank, store, name), rank, world_size)
-    lane = _lane(Player(script, rank, exchange), script, rank, config)
+    player = Player(script, rank, exchange)
+    lane = _lane(player, script, rank, config)
     grid = GridLayout(world_size)
     codec = str(ledger.about["codec"])
     return Opening(
@@ -52,6 +54,7 @@ def open_replay(rank: int, world_size: int, store: Store, config: Config, name: 
         _NoStore(),
         f"replay of {ledger.run} in {config.replay!r}: {ledger.described_ops()}",
         NO_LEDGER,
+        Playback(script, player),
     )
 
 

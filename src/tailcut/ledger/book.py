@@ -8,16 +8,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tailcut.errors import ConfigError
-from tailcut.ledger.frames import Damage, Frame, read
+from tailcut.ledger.fates import Fates
+from tailcut.ledger.frames import Damage, Frame, read, read_ring
 from tailcut.ledger.records import Gap, Kind, Note, OpRecord, Start
-from tailcut.ledger.writer import SUFFIX
+from tailcut.ledger.writer import OPEN_SUFFIX, SUFFIX
 
 _NAME = re.compile(r"(?P<run>.+\.[0-9a-f]{12})\.rank(?P<rank>\d+)" + re.escape(SUFFIX))
 
@@ -35,6 +36,12 @@ class RankLedger:
     """What cannot be read, in words."""
     closed: bool
     """The group was closed: the last record is there."""
+    served: tuple[OpRecord, ...] = ()
+    """What this rank did as an owner in ops that it has not entered."""
+    open: tuple[OpRecord, ...] = ()
+    """Of a rank that was killed: what it had done in ops that had not ended."""
+    late: Fates = field(default_factory=Fates)
+    """What it had taken in late since the last op that ended, and the packets of it that came trimmed."""
 
     @property
     def rank(self) -> int:
@@ -137,17 +144,44 @@ def read_rank(path: Path) -> RankLedger:
             f"{str(path)!r} cannot be read: its first record, which says what the others mean, is damaged"
         )
     start = Start.of(starts[0].payload)
-    values = [(frame.kind, _json(frame)) for frame in frames if frame.kind != Kind.OP]
+    values = [(frame.kind, _json(frame)) for frame in frames if frame.kind in (Kind.GAP, Kind.END)]
     notes = [Note.of(frame.payload) for frame in frames if frame.kind == Kind.NOTE]
     keys = {note.values["number"]: note.values["key"] for note in notes if note.event == "key"}
+
+    def records(kind: Kind, of: Sequence[Frame]) -> tuple[OpRecord, ...]:
+        return tuple(OpRecord(start, frame.payload, keys) for frame in of if frame.kind == kind)
+
+    ops, served = records(Kind.OP, frames), records(Kind.SERVED, frames)
+    closed = any(frame.kind == Kind.END for frame in frames)
+    still: Sequence[Frame] = ()
+    if not closed and (ring := path.with_suffix(OPEN_SUFFIX)).exists():
+        still = read_ring(ring.read_bytes())
+    known = {op.seq for op in ops if op.fates.granules}
+    ended = tuple(op for op in records(Kind.OP, still) if op.seq not in known)
+    over = known.union(op.seq for op in (*ended, *served))
+    # What was taken in late is told once, and all of it up to the end of an op is in the record of that.
+    last_ended = max((frame.number for frame in still if frame.kind == Kind.OP), default=-1)
+    since = records(Kind.OPEN, [frame for frame in still if frame.number > last_ended])
+    latest = {op.seq: _without_late(op) for op in records(Kind.OPEN, still) if op.seq not in over}
     return RankLedger(
         start=start,
-        ops=tuple(OpRecord(start, frame.payload, keys) for frame in frames if frame.kind == Kind.OP),
+        ops=(*ops, *ended),
         notes=tuple(notes),
         gaps=tuple(Gap(value["records"], value["reason"]) for kind, value in values if kind == Kind.GAP),
         damage=damage,
-        closed=any(frame.kind == Kind.END for frame in frames),
+        closed=closed,
+        served=served,
+        open=tuple(latest.values()),
+        late=Fates(
+            uses=tuple(use for op in since for use in op.fates.uses),
+            cuts=tuple(cut for op in since for cut in op.fates.cuts if cut.late),
+        ),
     )
+
+
+def _without_late(op: OpRecord) -> OpRecord:
+    in_time = tuple(cut for cut in op.fates.cuts if not cut.late)
+    return op.with_fates(replace(op.fates, uses=(), cuts=in_time))
 
 
 def _json(frame: Frame) -> dict[str, Any]:

@@ -71,6 +71,18 @@ def read(content: bytes) -> Iterator[Frame | Damage]:
         yield Damage(lost_from, len(content) - lost_from, None)
 
 
+def read_ring(content: bytes) -> list[Frame]:
+    """All whole records of a ring, in the order in which they were written. The latest may lie before older
+    ones, and may have been written over half of one."""
+    frames, at = [], content.find(MARKER)
+    while at >= 0:
+        found = _frame_at(content, at)
+        if found is not None:
+            frames.append(found[0])
+        at = content.find(MARKER, found[1] if found else at + 1)
+    return sorted(frames, key=lambda frame: frame.number)
+
+
 def _frame_at(content: bytes, at: int) -> tuple[Frame, int] | None:
     """The record that begins there and where it ends; None if there is none, or not all of it."""
     if content[at : at + len(MARKER)] != MARKER:

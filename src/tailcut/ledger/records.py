@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from tailcut.ledger.schema import Bytes, Fields, Schema
 from tailcut.mirror import LateCompletion, Link, LinkStage, LrScale, StageReport, Traffic, plain
 from tailcut.report import Report, Verdict, outcome_of
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a reader of the number before would misread a file. New fields do not need it."""
 
 _VERDICTS = tuple(Verdict)
@@ -36,6 +36,10 @@ class Kind(IntEnum):
     NOTE = 3
     GAP = 4
     END = 5
+    SERVED = 6
+    """What a rank did as an owner in an op that it has not entered."""
+    OPEN = 7
+    """What it did in an op that has not ended."""
 
 
 def start_payload(about: Mapping[str, Any]) -> bytes:
@@ -125,9 +129,24 @@ class OpRecord:
         return int(self._read[2]["seq"])
 
     @property
+    def entered(self) -> bool:
+        """Whether this rank has entered the op. Its engine serves others before."""
+        return self.entered_s >= 0
+
+    @property
+    def contributed(self) -> bool:
+        """Whether this rank sent a contribution, also to an op that it was then too far behind for."""
+        return bool(self._read[2]["contributed"])
+
+    @property
     def entered_s(self) -> float:
         """When this rank entered the op, by a clock of its host that starts anywhere."""
         return float(self._read[2]["entered_at"])
+
+    @property
+    def ended_s(self) -> float:
+        """When the op ended for this rank, by the same clock."""
+        return float(self._read[2]["ended_at"])
 
     @property
     def voided(self) -> bool:
@@ -158,6 +177,12 @@ class OpRecord:
     @property
     def fates(self) -> Fates:
         return self._read[4]
+
+    def with_fates(self, fates: Fates) -> OpRecord:
+        """The same with other fates."""
+        changed = replace(self)
+        vars(changed)["_read"] = (*self._read[:4], fates)
+        return changed
 
     @property
     def native(self) -> _native.OpReport:

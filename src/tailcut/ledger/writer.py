@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailcut import _native
+from tailcut import _native, notices
 from tailcut.errors import ConfigError
 from tailcut.ledger.records import Kind, json_payload, op_head, start_payload
 from tailcut.report import Verdict
@@ -25,6 +25,12 @@ CLOSE_LIMIT_S = 5.0
 """How long closing a group waits for the disk."""
 
 SUFFIX = ".ledger"
+
+OPEN_SUFFIX = ".open"
+"""Of the file with the ops that are under way, which is there as long as the group is open."""
+
+OPEN_BYTES = 1 << 20
+"""Of that file: the latest hundred ops or so."""
 
 
 def file_name(group: str, tag: int, rank: int) -> str:
@@ -43,6 +49,9 @@ class NoLedger:
     keeps = False
 
     def op(self, lane: int, native: _native.OpReport, verdicts: Sequence[Verdict]) -> None:
+        pass
+
+    def keep_with(self, lanes: Sequence[_native.UdpLane]) -> None:
         pass
 
     def note(self, event: str, **values: object) -> None:
@@ -75,8 +84,30 @@ class LedgerWriter(NoLedger):
             ) from error
         self.file = _native.LedgerFile(descriptor, MOST_WAITING_BYTES)
         self._told = False
+        self._open = path.with_suffix(OPEN_SUFFIX)
         for _ in range(2):  # without it nothing can be read, so one that is damaged must not be the only one
             self.file.append(Kind.START, start_payload(about))
+
+    def keep_with(self, lanes: Sequence[_native.UdpLane]) -> None:
+        """The engines of these lanes, which have not started, record what Python does not see: ops that this
+        rank has not entered, and what would be lost if it were killed."""
+        for index, lane in enumerate(lanes):
+            head = op_head(index, ())
+            descriptor = self._open_descriptor() if len(lanes) == 1 else -1  # others cannot be replayed
+            try:
+                lane.keep_ledger(self.file, descriptor, OPEN_BYTES, head)
+            except RuntimeError as error:  # std::system_error: the disk has no room, and will tell the thread
+                lane.keep_ledger(self.file, -1, 0, head)
+                notices.warn(
+                    f"tailcut: {self._open} cannot be kept ({error}): if this rank is killed, the replay of "
+                    "the run will end at the op that it was in"
+                )
+
+    def _open_descriptor(self) -> int:
+        try:
+            return os.open(self._open, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigError(f"{str(self._open)!r} cannot be written ({error.strerror})") from error
 
     def op(self, lane: int, native: _native.OpReport, verdicts: Sequence[Verdict]) -> None:
         """An op has ended. Costs some microseconds."""
@@ -99,4 +130,5 @@ class LedgerWriter(NoLedger):
     def close(self) -> None:
         """Write what waits, but not longer than a few seconds."""
         self.file.append(Kind.END, json_payload({"at_s": time.monotonic()}))
-        self.file.close(int(1e9 * CLOSE_LIMIT_S))
+        if self.file.close(int(1e9 * CLOSE_LIMIT_S)):
+            self._open.unlink(missing_ok=True)

@@ -29,6 +29,7 @@ from tailcut.pytorch.passes import Passes
 from tailcut.pytorch.reducer import Reducer
 from tailcut.pytorch.rejoin import Rejoin
 from tailcut.pytorch.reliable import ReliableParameters
+from tailcut.pytorch.replayed import ReplayedCorrections, ReplayedRejoin
 from tailcut.pytorch.resync import Replica, copy_from, hash_of_all
 from tailcut.pytorch.rolling import RollingResync
 from tailcut.pytorch.scaling import Scaling
@@ -152,7 +153,7 @@ class Attachment:
                 self._replica,
                 self._restart,
                 self._warn_once,
-                state_is_all=step is None,
+                may_choose=step is None and not (group and (group.config.ledger or group.config.replay)),
             )
         self._stalls: StallWatch | None = None
         if self._reducer is not None and self._reducer.group.world_size > 1:
@@ -307,13 +308,15 @@ class Attachment:
         if self._scaling is not None:
             self._scaling.restart()
 
-    def _roll(self) -> RollingResync | None:
+    def _roll(self) -> RollingResync | ReplayedCorrections | None:
         """Begin rolling resync, if it is wanted and the group can."""
         assert self._reducer is not None
         group = self._reducer.group
         state = group._ops.state
         if state is None or group.world_size == 1 or group.config.drift_bound == 0:
             return None
+        if (playback := group._ops.playback) is not None:
+            return ReplayedCorrections(playback, self._optimizer, self._passes)
         rolling = RollingResync(
             group._ops,
             state,
@@ -327,13 +330,15 @@ class Attachment:
         self._reducer.companions.append(rolling)
         return rolling
 
-    def _rejoining(self) -> Rejoin | None:
+    def _rejoining(self) -> Rejoin | ReplayedRejoin | None:
         """What lets ranks rejoin, if it is wanted and can be done."""
         assert self._reducer is not None
         group = self._reducer.group
         state = group._ops.state
         if state is None or group.world_size == 1 or self._optimizer is None or not group.config.rejoin:
             return None
+        if (playback := group._ops.playback) is not None:
+            return ReplayedRejoin(playback, group._ops)
         return Rejoin(group, state)
 
     # Under torch.compile, counts that change with every pass would make it compile anew.
@@ -344,8 +349,10 @@ class Attachment:
             return
         if self._stalls is not None:
             self._stalls.enter()
-        if self._rolling is not None:
-            self._rolling.correct()
+        if ddp.training and torch.is_grad_enabled():
+            self._passes.forwards += 1
+            if self._rolling is not None:
+                self._rolling.correct()
         if self._following is not None:
             self._following.before_forward(ddp)
 

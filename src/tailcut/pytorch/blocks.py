@@ -75,8 +75,12 @@ def _blocks(bucket: Bucket, ranks: int, seed: int, number: int, weights: Sequenc
     for shard, owner in enumerate(owners):
         begin, end = _native.shard_range(length, ranks, shard, of_shards)
         for first in range(begin, end, BLOCK):
-            last = min(first + BLOCK, end)
-            yield Block(bucket.key, first, last - first, owner, tuple(_pieces(bucket, first, last)))
+            yield block_of(bucket, first, min(BLOCK, end - first), owner)
+
+
+def block_of(bucket: Bucket, first: int, count: int, owner: int) -> Block:
+    """Some coordinates of a bucket as a block."""
+    return Block(bucket.key, first, count, owner, tuple(_pieces(bucket, first, first + count)))
 
 
 def _pieces(bucket: Bucket, first: int, last: int) -> Iterator[Piece]:

@@ -207,14 +207,19 @@ def bytes_of(copies: Iterable[Segment]) -> torch.Tensor:
     return torch.cat([segment.values.view(torch.uint8) for segment in copies])
 
 
+def from_bytes(blob: npt.NDArray[np.uint8], own: Sequence[Segment]) -> list[torch.Tensor] | None:
+    """The values of another rank, segment by segment; None if its state has another form than the own."""
+    if len(blob) != sum(segment.values.nbytes for segment in own):
+        return None
+    parts = torch.split(torch.from_numpy(blob), [segment.values.nbytes for segment in own])
+    # A copy of each part, because a view of another dtype must begin at a multiple of its size.
+    return [part.clone().view(s.values.dtype) for part, s in zip(parts, own, strict=True)]
+
+
 def _correction(coming: _Coming) -> Correction | None:
     own = coming.own.copies
-    if len(coming.fetch.blob) != sum(segment.values.nbytes for segment in own):
-        return None
-    parts = torch.split(torch.from_numpy(coming.fetch.blob), [segment.values.nbytes for segment in own])
-    # A copy of each part, because a view of another dtype must begin at a multiple of its size.
-    owners = [part.clone().view(s.values.dtype) for part, s in zip(parts, own, strict=True)]
-    return Correction(coming.own.block, coming.step, own, owners)
+    owners = from_bytes(coming.fetch.blob, own)
+    return None if owners is None else Correction(coming.own.block, coming.step, own, owners)
 
 
 def _ended(under_way: list[UnderWay]) -> list[UnderWay]:

@@ -14,6 +14,7 @@ from tailcut.pytorch.catch_up import CatchUp
 from tailcut.pytorch.passes import Passes
 from tailcut.pytorch.reducer import Reducer
 from tailcut.pytorch.rejoin import Rejoin
+from tailcut.pytorch.replayed import ReplayedRejoin
 from tailcut.pytorch.resync import Replica, tensors_of
 
 REJOINS_IN_A_ROW = 3
@@ -31,20 +32,21 @@ COPY_LIMIT_S = 0.5
 
 
 class Following:
-    """One rank. ``restart`` is called when its replica was given the state of another. ``state_is_all``: a
-    step changes nothing but that state, so that either way leads to the same replica."""
+    """One rank. ``restart`` is called when its replica was given the state of another. ``may_choose``:
+    it may take a state where the means would do, because a step changes nothing else, and no ledger has to
+    tell a replay which way it was."""
 
     def __init__(
         self,
         reducer: Reducer,
         passes: Passes,
         catch_up: CatchUp | None,
-        rejoin: Rejoin | None,
+        rejoin: Rejoin | ReplayedRejoin | None,
         replica: Callable[[], Replica],
         restart: Callable[[], None],
         warn: Callable[[str], None],
         *,
-        state_is_all: bool,
+        may_choose: bool,
     ) -> None:
         self._reducer = reducer
         self._passes = passes
@@ -53,7 +55,7 @@ class Following:
         self._replica = replica
         self._restart = restart
         self._warn = warn
-        self._state_is_all = state_is_all
+        self._may_choose = may_choose
         reducer.rejoins = rejoin is not None
 
     def before_forward(self, ddp: DistributedDataParallel) -> None:
@@ -91,7 +93,7 @@ class Following:
 
     def _state_is_less(self, missed_bytes: int) -> bool:
         """Whether the state of the others is far less than the means that this rank has missed."""
-        if self._rejoin is None or not self._state_is_all or missed_bytes < MANY_BYTES:
+        if self._rejoin is None or not self._may_choose or missed_bytes < MANY_BYTES:
             return False
         return sum(tensor.nbytes for tensor in tensors_of(self._replica())) < LESS * missed_bytes
 
@@ -109,7 +111,6 @@ class Following:
         if step is None:
             return False
         self._passes.skip_to(step)
-        self._reducer.group._ops.ledger.note("rejoin", step=step)
         self._restart()
         self._replica().ddp.zero_grad()
         self._reducer.behind = None

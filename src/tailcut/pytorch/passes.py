@@ -18,6 +18,8 @@ class Passes:
         """Passes that this rank has begun or skipped: the step that the group is at."""
         self.skipped = 0
         """Of these, those that it did not compute."""
+        self.forwards = 0
+        """Forward passes of training since the step began."""
         self.form: Sequence[Bucket] = ()
         """The buckets of a pass, in order, once two in a row had the same: DDP rebuilds them after the first.
         It is one object for as long as they are the same."""
@@ -29,6 +31,7 @@ class Passes:
         """A bucket of gradients is about to be averaged."""
         if first:
             self.step += 1
+            self.forwards = 0
             self._buckets = []
         self._buckets.append(bucket)
         if last:
@@ -37,12 +40,14 @@ class Passes:
     def skip(self) -> None:
         """The others have done a pass without this rank, which has taken its means."""
         self.step += 1
+        self.forwards = 0
         self.skipped += 1
 
     def skip_to(self, step: int) -> None:
         """This rank was given the state of another, which had so many passes behind it."""
         self.skipped += max(0, step - self.step)
         self.step = step
+        self.forwards = 0
 
     def batches(self, loader: Iterable[Batch], per_step: int) -> Iterator[Batch]:
         """Those of ``loader`` without the batches of passes that were skipped."""

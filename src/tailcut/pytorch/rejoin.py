@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tailcut import notices
+from tailcut.engine.ops import Ops
 from tailcut.engine.state import Fetch, State
 from tailcut.errors import PeerError, TailcutError
 from tailcut.group import Group
@@ -75,6 +76,7 @@ class Rejoin:
         behind it; None if the others stand still, so that there is nothing to go on from. With ``within_s``
         there is another way: None also if they do not begin to bring a copy so soon."""
         if self._ops.behind_ops == self._stood_at:
+            self._ops.ledger.note("went on alone")
             return None
         began_s = time.monotonic()
         self._say(f"{why}: it asks the others for their state")
@@ -87,13 +89,14 @@ class Rejoin:
             if head is None and outcome is Outcome.STALLED:
                 self._stood_at = self._ops.behind_ops
                 self._say("goes on alone, because the others take no steps; it asks again when they do")
+                self._ops.ledger.note("went on alone")
                 return None
             if outcome is Outcome.ALONE:
                 break
             assert head is not None
             if outcome is Outcome.COMPLETE:
                 load(replica, head, transfer.image)
-                self._finish(head, transfer.brought, time.monotonic() - began_s)
+                self._finish(head, transfer, time.monotonic() - began_s)
                 return head.step - 1
             self._say(f"has lost the donors of step {head.step}: it asks again")
         raise PeerError(
@@ -108,17 +111,24 @@ class Rejoin:
 
     def resynced(self, ddp: DistributedDataParallel) -> None:
         """All replicas were made equal. Every rank calls it, and all enter the same ops next."""
-        seqs = torch.tensor(self._ops.seqs, device=ddp.device)
-        dist.all_reduce(seqs, dist.ReduceOp.MAX, ddp.process_group)
-        self._ops.skip_to(seqs.tolist())
+        skip_together(self._ops, ddp)
         self._stood_at = -1
 
-    def _finish(self, head: Head, brought: dict[int, int], took_s: float) -> None:
+    def _finish(self, head: Head, transfer: Transfer, took_s: float) -> None:
         self._ops.rejoined()
+        parts_from = [transfer.brought[part] for part in range(head.parts)]
+        self._ops.ledger.note(
+            "rejoin",
+            step=head.step - 1,
+            seqs=head.seqs,
+            head_from=transfer.head_from,
+            parts_from=parts_from,
+        )
         self._stood_at = -1
         self.rejoins += 1
         self.rejoined_bytes += head.image_bytes
-        donors = f"rank{'s' * (len(brought) > 1)} {', '.join(map(str, sorted(brought)))}"
+        brought = sorted(set(parts_from))
+        donors = f"rank{'s' * (len(brought) > 1)} {', '.join(map(str, brought))}"
         self._say(
             f"goes on at step {head.step}: {with_unit(head.image_bytes)} from {donors} in {took_s:.2f} s"
         )
@@ -146,3 +156,10 @@ class Rejoin:
 
     def _say(self, text: str) -> None:
         notices.say(_log, f"tailcut: rank {self._rank} {text}")
+
+
+def skip_together(ops: Ops, ddp: DistributedDataParallel) -> None:
+    """All ranks call it, and enter the same ops next."""
+    seqs = torch.tensor(ops.seqs, device=ddp.device)
+    dist.all_reduce(seqs, dist.ReduceOp.MAX, ddp.process_group)
+    ops.skip_to(seqs.tolist())

@@ -217,6 +217,7 @@ class RollingResync:
                 self._ops.ledger.note(
                     "correction",
                     step=step,
+                    forward=self._passes.forwards,
                     of_step=correction.step,
                     key=block.key,
                     first=block.first,

@@ -59,7 +59,9 @@ class Transfer:
         """Of the first donor. Who has copied another step is no donor."""
         self.image: Bytes = np.empty(0, np.uint8)
         self.brought: dict[int, int] = {}
-        """The number of parts by donor."""
+        """By part: its donor."""
+        self.head_from = -1
+        """The first donor."""
         self._donors: set[int] = set()  # those that are asked
         self._missing: deque[int] = deque()  # parts that nobody is asked for
         self._coming: dict[tuple[int, int], Fetch] = {}  # by donor and part, oldest first
@@ -117,7 +119,7 @@ class Transfer:
         if self.head is None:
             if not self._accept(head):
                 return
-            self.head = head
+            self.head, self.head_from = head, rank
             self.image = np.empty(head.image_bytes, np.uint8)
             self._missing.extend(range(head.parts))
             self._left.update(range(head.parts))
@@ -148,7 +150,7 @@ class Transfer:
                 del self._coming[rank, part]
                 self._hear(rank, now_s)
                 self._brought_at_s = now_s
-                self.brought[rank] = self.brought.get(rank, 0) + 1
+                self.brought[part] = rank
             else:
                 self._dismiss(rank)
 

@@ -5,8 +5,11 @@ Owns the names of blobs and how long they are kept. The script says who needs wh
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from urllib.parse import quote
 
 from tailcut.errors import ReplayError
 from tailcut.ledger.fates import Runs
@@ -22,13 +25,17 @@ SLICE_S = 0.05
 
 
 class Deliveries:
-    """Those of one rank. ``serve`` does something for the others, if it can, and returns whether it did."""
+    """Those of one rank. ``serve`` does something for the others, if it can, and returns whether it did.
+    Whoever calls holds the ``lock``, which is released only while something is waited for."""
 
-    def __init__(self, script: Script, rank: int, exchange: Exchange, serve: Callable[[], bool]) -> None:
+    def __init__(
+        self, script: Script, rank: int, exchange: Exchange, lock: threading.Lock, serve: Callable[[], bool]
+    ) -> None:
         self._script = script
         self._own = script.ranks[rank]
         self._rank = rank
         self._exchange = exchange
+        self._lock = lock
         self._serve = serve
         self._kept: dict[tuple[int, str, int, str], bytes] = {}  # what is needed again later
 
@@ -46,6 +53,9 @@ class Deliveries:
     def give_mean(self, seq: int, peer: int, closing: Closing, blob: bytes) -> None:
         self._exchange.put(f"{seq}.gather.{self._rank}.{peer}.{closing.name}", blob)
 
+    def give_copy(self, name: str, peer: int, blob: bytes) -> None:
+        self._exchange.put(_blob_name(name, self._rank, peer), blob)
+
     # ---- what it takes
 
     def has_contribution(self, seq: int, peer: int) -> bool:
@@ -54,31 +64,51 @@ class Deliveries:
         )
 
     def contribution(self, seq: int, peer: int) -> bytes:
-        return self._take(seq, "scatter", peer, "whole", f"the contribution of rank {peer} to op {seq}")
+        what = f"the contribution of rank {peer} to op {seq}"
+        self._check_recorded(seq, peer, what)
+        return self._take(seq, "scatter", peer, "whole", what)
 
     def mean(self, seq: int, owner: int, runs: Runs) -> bytes:
         """What has these granules of a mean."""
         what = f"the mean of rank {owner} in op {seq}"
-        if seq not in self._script.ranks[owner].by_seq:
-            raise ReplayError(
-                f"rank {self._rank} used {what}, of which rank {owner} has no record: it died before it "
-                "wrote it, and the replay cannot go on"
-            )
+        self._check_recorded(seq, owner, what)
         return b"".join(
             self._take(seq, "gather", owner, closing.name, what)
             for closing in self._script.ranks[owner].closings(seq)
             if overlap(runs, closing.runs)
         )
 
+    def _check_recorded(self, seq: int, source: int, what: str) -> None:
+        if seq not in self._script.ranks[source].by_seq:
+            raise ReplayError(
+                f"rank {self._rank} used {what}, of which rank {source} has no record: it died there, and "
+                "what it had not ended is missing beside its ledger (the file .open)"
+            )
+
+    def copy(self, name: str, source: int) -> bytes:
+        """A part of the training state of another rank, which it gives once."""
+        until_s, blob_name = time.monotonic() + PATIENCE_S, _blob_name(name, source, self._rank)
+        while (blob := self._poll(blob_name, source, until_s, f"{name} of rank {source}")) is None:
+            pass
+        return blob
+
     def _take(self, seq: int, stage: str, source: int, part: str, what: str) -> bytes:
         place, name = (seq, stage, source, part), f"{seq}.{stage}.{source}.{self._rank}.{part}"
         until_s = time.monotonic() + PATIENCE_S
-        while place not in self._kept:
-            if (blob := self._exchange.get(name, source, SLICE_S)) is not None:
+        while place not in self._kept:  # serving may have taken it
+            if (blob := self._poll(name, source, until_s, what)) is not None:
                 self._kept[place] = blob
-            elif not self._serve() and (reason := self._why_in_vain(name, source, until_s)):
-                raise ReplayError(f"rank {self._rank} waits for {what} in vain: {reason}")
         return self._kept[place]
+
+    def _poll(self, name: str, source: int, until_s: float, what: str) -> bytes | None:
+        """The blob; None if it has not come within a slice of time, in which others may have been served."""
+        if self._exchange.has(name):
+            return self._exchange.get(name, source, 0.0)
+        with _released(self._lock):
+            blob = self._exchange.get(name, source, SLICE_S)
+        if blob is None and not self._serve() and (reason := self._why_in_vain(name, source, until_s)):
+            raise ReplayError(f"rank {self._rank} waits for {what} in vain: {reason}")
+        return blob
 
     def _why_in_vain(self, name: str, source: int, until_s: float) -> str:
         if (reason := self._exchange.why_left(source)) is not None and not self._exchange.has(name):
@@ -99,3 +129,17 @@ class Deliveries:
     def leave(self, reason: str) -> None:
         """Nothing more comes from this rank."""
         self._exchange.leave(self._rank, reason)
+
+
+@contextmanager
+def _released(lock: threading.Lock) -> Iterator[None]:
+    lock.release()
+    try:
+        yield
+    finally:
+        lock.acquire()
+
+
+def _blob_name(name: str, source: int, reader: int) -> str:
+    """Of a copy, which may be called after a parameter; blobs may be files."""
+    return f"copy.{quote(name, safe='')}.{source}.{reader}"

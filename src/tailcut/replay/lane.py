@@ -5,8 +5,10 @@ It has the methods of ``_native.UdpLane`` that a group uses. Reports are those o
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +28,7 @@ from tailcut.replay.single import Dump
 class _Flight:
     seq: int
     record: OpRecord | None
+    """None: the rank has not ended this op."""
     bucket: Array
 
 
@@ -38,6 +41,8 @@ class ReplayLane:
         self._player = player
         self._script = script
         self._next_seq = script.ops[0].seq if script.ops else 0
+        self._refusals = deque(script.refusals)
+        self._submitted = threading.Condition()  # when the next op is another one
         self._tickets = 0
         self._flying: dict[int, _Flight] = {}  # by ticket, in the order of submission
         self._ended: dict[int, Any] = {}  # reports
@@ -55,27 +60,60 @@ class ReplayLane:
     ) -> int:
         """Enter the next op. Its terms are those of the record."""
         seq = self._next_seq if seq is None else seq
-        with self._telling_the_others():
-            record = self._player.begin(seq, bucket, key, loss_scale_tag, contribute)
-        self._next_seq = seq + 1
         self._tickets += 1
+        if self._was_refused(seq):
+            self._ended[self._tickets] = self._refusal()
+            return self._tickets
+        with self._telling_the_others():
+            self.note_input(seq, bucket)
+            record = self._player.begin(seq, bucket, loss_scale_tag)
         self._flying[self._tickets] = _Flight(seq, record, bucket)
+        with self._submitted:
+            self._next_seq = seq + 1
+            self._submitted.notify_all()
         return self._tickets
 
+    def note_input(self, seq: int, bucket: Array) -> None:
+        """The rank is about to enter an op with this bucket."""
+
+    def _was_refused(self, seq: int) -> bool:
+        """The rank was too far behind for it. It may have asked once more or once less before it heard so."""
+        record = self._script.by_seq.get(seq)
+        if not self._script.refusals or (record is not None and record.entered):
+            return False
+        return bool(self._refusals) or any(op.seq > seq for op in self._script.ops)
+
+    def _refusal(self) -> Any:
+        refusals = self._refusals
+        return (refusals.popleft() if refusals else self._script.refusals[-1]).native
+
     def wait(self, ticket: int, timeout_ns: int) -> Any:
-        """End all ops up to this one. It takes as long as the other ranks take, whatever the timeout."""
+        """End all ops up to this one. It takes as long as the other ranks take, whatever the timeout; None if
+        this rank has to enter others before."""
         with self._telling_the_others():
             while ticket not in self._ended:
                 number, flight = next(iter(self._flying.items()))
                 if flight.record is None:
+                    self._player.serve_rest()
                     raise ReplayError(
-                        f"the ledger of rank {self._script.rank} ends before op {flight.seq}: it died there, "
-                        "and its replay ends there too"
+                        f"the ledger of rank {self._script.rank} ends before the end of op {flight.seq}: it "
+                        "died there, and its replay ends there too"
                     )
+                if not self._came_to(flight.record, timeout_ns):
+                    return None
                 self._end(flight.record, flight.bucket)
                 del self._flying[number]
                 self._ended[number] = flight.record.native
         return self._ended[ticket]
+
+    def _came_to(self, record: OpRecord, timeout_ns: int) -> bool:
+        """Who hears that an op was too far behind enters no more. So it hears of it after it has entered what
+        it did before."""
+        if record.report.status != "behind":
+            return True
+        before = [op.seq for op in self._script.ops if record.entered_s <= op.entered_s <= record.ended_s]
+        with self._submitted:
+            return self._submitted.wait_for(lambda: self._next_seq > max(before), timeout_ns / 1e9)
 
     def _end(self, record: OpRecord, bucket: Array) -> None:
         self._player.end(record, bucket)
@@ -96,6 +134,8 @@ class ReplayLane:
     def behind_ops(self) -> int:
         """As many as it takes to skip the steps that were skipped then: their ops did not contribute."""
         ops, seq = 0, self._next_seq
+        if self._was_refused(seq) and self._refusals and not self._refusals[0].terms["contribute"]:
+            return self._refusals[0].report.behind_ops
         while (record := self._script.by_seq.get(seq + ops)) and not record.terms["contribute"]:
             ops += 1
         return ops + 1 if ops else 0
@@ -104,16 +144,16 @@ class ReplayLane:
         self._player.skipped(first_seq, last_seq)
 
     def forget(self, key: int, first: int, count: int) -> None:
-        self._player.core.forget(key, first, first + count)
+        """The record says what was taken in late, and what was not."""
 
     def resynced(self) -> None:
-        self._player.core.resynced()
+        self._player.resynced()
 
     def skip_to(self, seq: int) -> None:
         self._next_seq = seq
 
     def rejoined(self) -> None:
-        """Such runs are refused before."""
+        """The record says which ops this rank contributes to."""
 
     def stats(self) -> Any:
         """Nothing was sent."""
@@ -151,6 +191,8 @@ class ReplayLane:
     # ---- the end
 
     def close(self, linger_ns: int) -> None:
+        with suppress(ReplayError):  # another one has failed, and says so
+            self._player.serve_rest()
         self._player.leave("it has closed its group")
 
     def join(self, timeout_ns: int) -> bool:
@@ -167,21 +209,8 @@ class DumpingLane(ReplayLane):
         super().__init__(player, script)
         self._dump = dump
 
-    def submit(
-        self,
-        bucket: Array,
-        terms: object,
-        key: int = 0,
-        loss_scale_tag: int = 0,
-        *,
-        reliable: Sequence[tuple[int, int]] = (),
-        contribute: bool = True,
-        seq: int | None = None,
-    ) -> int:
-        self._dump.note_input(self._next_seq if seq is None else seq, bucket)
-        return super().submit(
-            bucket, terms, key, loss_scale_tag, reliable=reliable, contribute=contribute, seq=seq
-        )
+    def note_input(self, seq: int, bucket: Array) -> None:
+        self._dump.note_input(seq, bucket)
 
     def _end(self, record: OpRecord, bucket: Array) -> None:
         super()._end(record, bucket)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tailcut.ledger.fates import Cut, Runs
-from tailcut.ledger.records import OpRecord
+from tailcut.ledger.fates import Cut, Fates, Runs
 from tailcut.ledger.runs import cut_runs
 from tailcut.mirror import Stage
 from tailcut.replay.granules import in_order, overlap, without
@@ -40,14 +39,14 @@ Late = Mapping[int, Sequence[LateParts]]
 """By the op that takes them in."""
 
 
-def late_parts(ops: Iterable[OpRecord], plays: Callable[[int], bool], planes: bool) -> Late:
+def late_parts(records: Iterable[Fates], plays: Callable[[int], bool], planes: bool) -> Late:
     """Of the ops that are played. ``planes``: raw values can be cut anywhere, and came as they are."""
     runs: dict[tuple[int, int, Stage, int, bool], list[tuple[int, int]]] = {}
     cuts: dict[tuple[int, Stage, int], list[Cut]] = {}
-    for op in ops:
-        for cut in op.fates.cuts:
+    for fates in records:
+        for cut in fates.cuts:
             cuts.setdefault((cut.seq, cut.stage, cut.source), []).append(cut)
-        for use in op.fates.uses:
+        for use in fates.uses:
             if plays(use.user) and plays(use.seq):
                 place = (use.user, use.seq, use.stage, use.source, use.subtracted)
                 runs.setdefault(place, []).append((use.first, use.last))

@@ -5,7 +5,8 @@ Owns which parts have closed. As an engine does, it serves ops that its own rank
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 
 from tailcut import _native
 from tailcut.errors import ReplayError
@@ -20,18 +21,26 @@ from tailcut.replay.script import Closing, Script, on_time
 class Owner:
     """The shards of one rank."""
 
-    def __init__(self, core: _native.ReplayCore, script: Script, rank: int, exchange: Exchange) -> None:
+    def __init__(
+        self,
+        core: _native.ReplayCore,
+        script: Script,
+        rank: int,
+        exchange: Exchange,
+        lock: threading.Lock,
+    ) -> None:
         self._core = core
         self._own = script.ranks[rank]
         self._rank = rank
         self._others = [other for other in script.ranks if other != rank]
-        self.deliveries = Deliveries(script, rank, exchange, self.serve)
+        self.deliveries = Deliveries(script, rank, exchange, lock, self.serve)
         self._begun: set[int] = set()  # ops that the core knows
         self._entered = -1  # the latest op that the rank has entered
         self._skipped: set[int] = set()  # ops that nobody has applied, as far as the rank knows
-        self._to_close = {op.seq: list(self._own.closings(op.seq)) for op in self._own.ops}
+        played = [op for _, op in sorted(self._own.by_seq.items())]
+        self._to_close = {op.seq: list(self._own.closings(op.seq)) for op in played}
         self._in_flight: dict[int, OpRecord] = {}  # the rank has entered, and some is to close
-        self._ahead = [op for op in self._own.ops if self._closes_early(op)]
+        self._ahead = [op for op in played if self._closes_early(op)]
 
     def begin(self, seq: int, alike: OpRecord, key: int, tag: int) -> None:
         """Make an op known to the core; ``alike`` has its terms."""
@@ -47,11 +56,10 @@ class Owner:
             if parts.stage == "scatter":
                 self._core.admit(seq, parts.seq, parts.source, parts.subtracted, parts.runs)
 
-    def note_entry(self, seq: int, record: OpRecord | None) -> None:
+    def note_entry(self, record: OpRecord) -> None:
         """The own contribution to this op is there."""
-        self._entered = seq
-        if record is not None:
-            self._in_flight[seq] = record
+        self._entered = record.seq
+        self._in_flight[record.seq] = record
 
     # ---- closing
 
@@ -61,7 +69,7 @@ class Owner:
             self._close(record, closings[0])
 
     def close(self, record: OpRecord) -> None:
-        """The rank has entered, and all of its shard closes."""
+        """The rank has entered, and all of its shard closes: the op ends."""
         while closings := self._to_close[record.seq]:
             self._close(record, closings[0])
         del self._in_flight[record.seq]
@@ -77,6 +85,23 @@ class Owner:
                 return True
         return False
 
+    def serve_rest(self) -> None:
+        """This rank does no more steps: close what others took of it, in ops that it has not ended."""
+        for seq, record in sorted(self._own.unended.items()):
+            while (closings := self._to_close[seq]) and self._is_of_use(record):
+                if not closings[0].early and seq not in self._in_flight:
+                    return  # the replay has come to its end before the run did
+                self._close(record, closings[0])
+
+    def _is_of_use(self, record: OpRecord) -> bool:
+        """Whether anybody used something of an op, or it was late for it."""
+        wanted = (
+            self.deliveries.wants_mean(record.seq, peer, closing)
+            for peer in self._others
+            for closing in self._to_close[record.seq]
+        )
+        return any(wanted) or record.seq in self._own.late_for
+
     def note_skipped(self, seq: int) -> None:
         """Nobody has applied this op. What took late parts of it in had closed before that was known."""
         for record in self._ahead:
@@ -88,21 +113,33 @@ class Owner:
         late = list(self._late(record, closing))
         for parts in late:
             self.close_early(self._was(parts))
+        in_time = {peer: overlap(on_time(record, peer)[0], closing.runs) for peer in self._others}
+        for seq, source in self._needed(record, closing, late):
+            if source != self._rank:
+                self.deliveries.contribution(seq, source)  # wait for it
+        if closing not in self._to_close[record.seq]:
+            return  # closed while this rank was waiting
         terms = record.terms
         self.begin(record.seq, record, int(terms["key"]), int(terms["loss_scale_tag"]))
         for parts in late:
             self.take_late(parts)
-        for peer in self._others:
-            came, cuts = on_time(record, peer)
-            if taken := overlap(came, closing.runs):
-                self._core.deliver(record.seq, self.deliveries.contribution(record.seq, peer), taken, cuts)
-        if closing not in self._to_close[record.seq]:
-            return  # closed while this rank was waiting
+        for peer, runs in in_time.items():
+            if runs:
+                blob, cuts = self.deliveries.contribution(record.seq, peer), on_time(record, peer)[1]
+                self._core.deliver(record.seq, blob, runs, cuts)
         self._to_close[record.seq].remove(closing)
         self._core.close_part(record.seq, closing.runs)
         for peer in self._others:
             if self.deliveries.wants_mean(record.seq, peer, closing):
                 self.deliveries.give_mean(record.seq, peer, closing, self._core.mean(record.seq, peer))
+        if not record.entered and not self._to_close[record.seq]:
+            self._core.drop(record.seq)
+
+    def _needed(self, record: OpRecord, closing: Closing, late: Sequence[LateParts]) -> set[tuple[int, int]]:
+        """The contributions that are in the mean of these granules, by op and rank."""
+        in_time = [peer for peer in self._others if overlap(on_time(record, peer)[0], closing.runs)]
+        taken_in = ((parts.seq, parts.source) for parts in late)
+        return {*taken_in, *((record.seq, peer) for peer in in_time)}
 
     def _can_close(self, record: OpRecord, closing: Closing) -> bool:
         late = list(self._late(record, closing))
@@ -110,9 +147,7 @@ class Owner:
             return False
         if not self._own.skips.before.get(record.seq, frozenset()) <= self._skipped:
             return False
-        in_time = [peer for peer in self._others if overlap(on_time(record, peer)[0], closing.runs)]
-        sources = {*((parts.seq, parts.source) for parts in late), *((record.seq, peer) for peer in in_time)}
-        return all(self._has(seq, source) for seq, source in sources)
+        return all(self._has(seq, source) for seq, source in self._needed(record, closing, late))
 
     def _has(self, seq: int, source: int) -> bool:
         """Whether a contribution to the own shard is there."""

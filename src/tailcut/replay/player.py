@@ -5,6 +5,7 @@ Owns the order of an op's steps and the check of its result. A variant of an eng
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -25,18 +26,19 @@ SPARE_OPS = 64
 
 
 class Player:
-    """One rank. Ops are begun in order, and ended in order."""
+    """One rank. Ops are begun in order, and ended in order, by one thread or two. Other threads may wait for
+    copies of other ranks' state."""
 
     def __init__(self, script: Script, rank: int, exchange: Exchange) -> None:
         about, config = script.ranks[rank].ledger.start.about, script.about["config"]
         window_ops = int(config["window_ops"])
         self._script = script
         self._own = script.ranks[rank]
-        self._rank = rank
-        self._ranks = int(about["ranks"])
+        self.rank = rank
+        self.ranks = int(about["ranks"])
         self.core = _native.ReplayCore(
             rank=rank,
-            ranks=self._ranks,
+            ranks=self.ranks,
             seed=int(config["seed"]),
             codec=CODEC_IDS[about["codec"]],
             limits=list(zip(about["packet_bytes"], about["trim_payload_bytes"], strict=True)),
@@ -44,20 +46,37 @@ class Player:
             late_ops=max(min(window_ops, 64), window_ops // 16) + SPARE_OPS,
         )
         self._install_epochs()
-        self._owner = Owner(self.core, script, rank, exchange)
+        self._lock = threading.Lock()
+        self._owner = Owner(self.core, script, rank, exchange, self._lock)
         self._deliveries = self._owner.deliveries
 
     def _install_epochs(self) -> None:
-        """All that any rank knew of: each holds from its first op on."""
+        """All that any rank knew of: each holds from its first op on, unless this rank had ended that before
+        it knew."""
         epochs: dict[int, dict[str, Any]] = {}
         for script in self._script.ranks.values():
             for note in script.ledger.notes:
                 if note.event == "epoch":
                     epochs[note.values["number"]] = dict(note.values)
         for number, epoch in sorted(epochs.items()):
-            self.core.install(
-                _native.Epoch(number, epoch["first_seqs"][0], epoch["weights"], epoch["members"])
-            )
+            agreed: int = epoch["first_seqs"][0]
+            ended = [op.seq for op in self._own.ops if op.report.epoch < number and not op.voided]
+            first_seq = max([agreed, *(seq + 1 for seq in ended)])
+            self.core.install(_native.Epoch(number, first_seq, epoch["weights"], epoch["members"]))
+
+    def serve_rest(self) -> None:
+        """This rank begins no more ops: close what others took of those that it has not ended."""
+        with self._lock:
+            self._owner.serve_rest()
+
+    def give_copy(self, name: str, peer: int, blob: bytes) -> None:
+        """Of the training state of this rank, for one other."""
+        self._deliveries.give_copy(name, peer, blob)
+
+    def copy(self, name: str, source: int) -> bytes:
+        """What another rank has given."""
+        with self._lock:
+            return self._deliveries.copy(name, source)
 
     def leave(self, reason: str) -> None:
         """This rank plays no more; the others are told why."""
@@ -65,54 +84,45 @@ class Player:
 
     def skipped(self, first_seq: int, last_seq: int) -> None:
         """Nobody has applied these ops."""
-        for seq in range(first_seq, last_seq + 1):
-            self._owner.note_skipped(seq)
-        self.core.skipped(first_seq, last_seq + 1)
+        with self._lock:
+            for seq in range(first_seq, last_seq + 1):
+                self._owner.note_skipped(seq)
+            self.core.skipped(first_seq, last_seq + 1)
+
+    def resynced(self) -> None:
+        """All replicas were made equal."""
+        with self._lock:
+            self.core.resynced()
 
     # ---- the entry
 
-    def begin(self, seq: int, bucket: Array, key: int, tag: int, contribute: bool = True) -> OpRecord | None:
-        """The rank enters an op. Its contribution goes to all who have used some of it. None: its ledger ends
-        before this op, as that of a rank that died does."""
+    def begin(self, seq: int, bucket: Array, tag: int) -> OpRecord | None:
+        """The rank enters an op. Its contribution goes to all who have used some of it. None: its end is not
+        on record, because the rank died before."""
         record = self._own.by_seq.get(seq)
         if record is None:
-            self._owner.begin(seq, self._last_alike(key, bucket.size), key, tag)
-            self._enter(seq, None, bucket, contribute)
             return None
         self._check(record, bucket.size)
         if not record.voided:
-            self._owner.begin(seq, record, int(record.terms["key"]), tag)
-            self._owner.close_early(record)
-            self._owner.take_handed_over(record)
-            self._enter(seq, record, bucket, record.report.contributed)
-        return record
+            with self._lock:
+                self._enter(record, bucket, tag)
+        return None if seq in self._own.unended else record
 
-    def _enter(self, seq: int, record: OpRecord | None, bucket: Array, contributes: bool) -> None:
-        self.core.enter(seq, bucket, contributes)
-        self._owner.note_entry(seq, record)
+    def _enter(self, record: OpRecord, bucket: Array, tag: int) -> None:
+        seq = record.seq
+        self._owner.begin(seq, record, int(record.terms["key"]), tag)
+        self._owner.close_early(record)
+        self._owner.take_handed_over(record)
+        self.core.enter(seq, bucket, record.contributed)
+        self._owner.note_entry(record)
         for peer in self._others():
             if self._deliveries.wants_contribution(seq, peer):
                 self._deliveries.give_contribution(seq, peer, self.core.contribution(seq, peer))
 
-    def _last_alike(self, key: int, length: int) -> OpRecord:
-        """The latest op of this bucket, or else of one of this length."""
-        alike = [op for op in self._own.ops if op.report.length == length]
-        for op in reversed([op for op in alike if op.terms["key"] == key] or alike):
-            return op
-        raise ReplayError(
-            f"the ledger of rank {self._rank} ends before a bucket of {length} coordinates; the training "
-            "script is another one than the one that was recorded"
-        )
-
     def _check(self, record: OpRecord, length: int) -> None:
-        if record.report.status == "behind":
-            raise ReplayError(
-                f"op {record.seq}: rank {self._rank} was further behind than the window, which cannot be "
-                "replayed; record with more window_ops"
-            )
         if record.report.length != length:
             raise ReplayError(
-                f"op {record.seq}: rank {self._rank} passed {length} coordinates, and {record.report.length} "
+                f"op {record.seq}: rank {self.rank} passed {length} coordinates, and {record.report.length} "
                 "are on record; the model or its buckets are others than those that were recorded"
             )
 
@@ -123,8 +133,16 @@ class Player:
         if record.voided:
             bucket.fill(0)
             return
+        with self._lock:
+            self._end(record, bucket)
+
+    def _end(self, record: OpRecord, bucket: Array) -> None:
         seq, fates = record.seq, record.fates
         self._owner.close(record)
+        if record.report.status == "behind":  # the rank fell too far behind in it
+            self.core.drop(seq)
+            bucket.fill(0)
+            return
         for owner in self._others():
             shard = shard_of(record, owner)
             runs, cuts = in_time(record, shard)
@@ -133,7 +151,7 @@ class Player:
             if fates.empty[shard]:
                 self.core.place_empty(seq, shard, fates.empty[shard])
         self._take_late_means(record)
-        shares = [fates.stand_in if shard in fates.stood_in else 0.0 for shard in range(self._ranks)]
+        shares = [fates.stand_in if shard in fates.stood_in else 0.0 for shard in range(self.ranks)]
         found = self.core.end(seq, record.report.status == "complete", shares)
         self.check_result(record, found)
         self._deliveries.forget_what_is_over(seq)
@@ -151,12 +169,12 @@ class Player:
                 self.core.take_late_means(mean, parts.runs)
 
     def _others(self) -> list[int]:
-        return [rank for rank in range(self._ranks) if rank != self._rank]
+        return [rank for rank in range(self.ranks) if rank != self.rank]
 
     def _divergence(self, record: OpRecord, found: int) -> str:
         return (
             f"the replay parts from the record at op {record.seq} (bucket {record.key}), found by rank "
-            f"{self._rank}: the mean of its shard has the hash {found:016x}, and on record is "
+            f"{self.rank}: the mean of its shard has the hash {found:016x}, and on record is "
             f"{record.fates.mean_hash:016x}. Up to here all was alike, so the gradients of this op differ "
             "(other data order or seeds, another version of a library, other hardware), or a fate of it in "
             "the ledger was changed"

@@ -43,10 +43,16 @@ class RankScript:
         self.rank = ledger.rank
         self._only = only
         self._planes = ledger.start.about["codec"] == "planes"  # raw values can be cut anywhere
-        self.ops: tuple[OpRecord, ...] = tuple(
-            sorted((op for op in ledger.ops if self._plays(op.seq)), key=lambda op: op.seq)
-        )
-        self.by_seq: Mapping[int, OpRecord] = {op.seq: op for op in self.ops}
+        played = sorted((op for op in ledger.ops if self._plays(op.seq)), key=lambda op: op.seq)
+        self.ops: tuple[OpRecord, ...] = tuple(op for op in played if not refused(op))
+        """Those that this rank has entered and ended."""
+        self.refusals: tuple[OpRecord, ...] = tuple(filter(refused, ledger.ops))
+        """What it was told when it was too far behind to enter an op."""
+        self.unended: Mapping[int, OpRecord] = {
+            op.seq: op for op in (*ledger.served, *ledger.open) if self._plays(op.seq)
+        }
+        """What it did in ops that it has not entered, or was killed in."""
+        self.by_seq: Mapping[int, OpRecord] = {**self.unended, **{op.seq: op for op in self.ops}}
         self._closings: dict[int, Sequence[Closing]] = {}
 
     def _plays(self, seq: int) -> bool:
@@ -54,11 +60,17 @@ class RankScript:
 
     @cached_property
     def late(self) -> Late:
-        return late_parts(self.ledger.ops, self._plays, self._planes)
+        told = [op.fates for op in (*self.ledger.ops, *self.ledger.served, *self.ledger.open)]
+        return late_parts([*told, self.ledger.late], self._plays, self._planes)
 
     @cached_property
     def skips(self) -> Skips:
         return Skips(self.late, {op.seq for op in self.ops if op.voided})
+
+    @cached_property
+    def late_for(self) -> frozenset[int]:
+        """Ops that something was late for, and was taken in."""
+        return frozenset(parts.seq for of_op in self.late.values() for parts in of_op)
 
     @cached_property
     def _needed_late(self) -> Mapping[tuple[int, Stage, int], Runs]:
@@ -77,7 +89,7 @@ class RankScript:
     def _find_closings(self, op: OpRecord) -> Iterator[Closing]:
         if op.voided or not op.fates.granules:
             return
-        whole: Runs = ((0, op.fates.granules[op.own_shard]),)
+        whole = op.fates.answered[op.own_shard]
         later: dict[int, Runs] = {}  # by later op
         for parts in self.late.get(op.seq, []):
             if parts.stage == "scatter" and parts.seq > op.seq:
@@ -160,16 +172,11 @@ def check_whole(ledger: Ledger) -> None:
         torn = not of_rank.closed and len(lost) == 1 and of_rank.damage  # a killed rank's last record
         if lost and not torn:
             raise ConfigError(f"{where}: the ledger of rank {rank} has gaps ({lost[0]})")
-        for note in of_rank.notes:
-            if note.event in _NOT_REPLAYED:
-                raise ConfigError(f"{where}: rank {rank} {_NOT_REPLAYED[note.event]}")
 
 
-_NOT_REPLAYED = {
-    "correction": "was corrected by rolling resync, whose copies are not on record; record with "
-    "drift_bound=0",
-    "rejoin": "was given the state of another rank, which is not on record; record with more window_ops",
-}
+def refused(op: OpRecord) -> bool:
+    """The rank was further behind than the window, and nothing became of the op."""
+    return op.report.status == "behind" and not op.fates.granules
 
 
 def shard_of(op: OpRecord, owner: int) -> int:
@@ -182,7 +189,7 @@ def early(op: OpRecord) -> Runs:
     that only takes the means may as well have closed all of it."""
     if op.voided or not op.fates.granules:
         return ()
-    return without(((0, op.fates.granules[op.own_shard]),), op.fates.contributions[op.rank])
+    return without(op.fates.answered[op.own_shard], op.fates.contributions[op.rank])
 
 
 def on_time(op: OpRecord, rank: int) -> Parts:

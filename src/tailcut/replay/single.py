@@ -6,9 +6,8 @@ that its owners took in late; and from the means of earlier ops that came late.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from tailcut.ledger.records import Note, OpRecord, Start, json_payload
 from tailcut.replay.exchange import MemoryExchange
 from tailcut.replay.player import Array, Player
 from tailcut.replay.script import Script
+from tailcut.replay.together import play_together
 
 SUFFIX = ".npz"
 
@@ -59,29 +59,15 @@ class SingleOp:
     def again(self) -> dict[int, Array]:
         """The results of the op, by rank, computed again."""
         script, exchange, results = self.script(), MemoryExchange(), dict[int, Array]()
-        failures: list[BaseException] = []
 
-        def play(rank: int) -> None:
-            player = _PlayerOfOne(script, rank, exchange, self.seq)
-            try:
-                for record in script.ranks[rank].ops:
-                    bucket = self.inputs[record.seq, rank].copy()
-                    key, tag = int(record.terms["key"]), int(record.terms["loss_scale_tag"])
-                    player.begin(record.seq, bucket, key, tag)
-                    player.end(record, bucket)
-                    results[rank] = bucket
-                player.leave("it has ended")
-            except BaseException as error:
-                failures.append(error)
-                player.leave(str(error))
+        def play(player: Player) -> None:
+            for record in script.ranks[player.rank].ops:
+                bucket = self.inputs[record.seq, player.rank].copy()
+                player.begin(record.seq, bucket, int(record.terms["loss_scale_tag"]))
+                player.end(record, bucket)
+                results[player.rank] = bucket
 
-        threads = [threading.Thread(target=play, args=(rank,)) for rank in script.ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
+        play_together([_PlayerOfOne(script, rank, exchange, self.seq) for rank in script.ranks], play)
         return results
 
 
@@ -161,10 +147,12 @@ def read(path: Path) -> SingleOp:
 def _ledger_arrays(ledger: RankLedger, ops: tuple[int, ...]) -> dict[str, Array]:
     """The records that say something of these ops."""
     kept = [op for op in ledger.ops if not {op.seq, *_told_of(op)}.isdisjoint(ops)]
+    served = [op for op in ledger.served if op.seq in ops]
     epochs = [note for note in ledger.notes if note.event == "epoch"]
     payloads = {
         "start": [json_payload(ledger.start.about)],
         "op": [op.payload for op in kept],
+        "served": [op.payload for op in served],
         "note": [json_payload({"event": note.event, **note.values}) for note in epochs],
     }
     return {
@@ -190,6 +178,8 @@ def _rank_ledger(arrays: Mapping[str, Array], rank: int) -> RankLedger:
         return [payload for _, payload in sorted(numbered)]
 
     start = Start.of(payloads("start")[0])
-    ops = tuple(OpRecord(start, payload, {}) for payload in payloads("op"))
+    ops, served = (
+        tuple(OpRecord(start, payload, {}) for payload in payloads(kind)) for kind in ("op", "served")
+    )
     notes = tuple(Note.of(payload) for payload in payloads("note"))
-    return replace(RankLedger(start, ops, notes, (), (), closed=True))
+    return RankLedger(start, ops, notes, (), (), closed=True, served=served)
