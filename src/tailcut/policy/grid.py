@@ -15,7 +15,7 @@ from tailcut.policy.steering import FixedSteering, Steering
 from tailcut.report import Report, size_of
 from tailcut.stats import ON_TIME_STANDING, OpBounds, Standing
 
-LATE_SHARE = 0.5
+LATE_BUDGET = 0.5
 """Stages leave a few late ranks out while what is late costs less than this share of the budget."""
 
 COLUMN_SHARE = 0.25
@@ -112,7 +112,7 @@ class GridSteering:
         self.spending.after(report)
         self._planes.after(report, self.spending, now_s)
         self._lr.after(report, self.spending.recent)
-        self._row.hurried = self.spending.recent.late < LATE_SHARE * self.spending.budget
+        self._row.hurried = self.spending.recent.late < LATE_BUDGET * self.spending.budget
         self._row.patient = self._over_budget == "wait" and self.spending.over
         return self._row.after(report, now_s)
 
