@@ -24,7 +24,7 @@ Ops::Ops(const Settings& settings, const OpContext& context, Roster& roster, Att
       pools_(pools),
       accounts_(accounts),
       listener_(listener),
-      table_{{}, std::vector<std::set<Seq>>(settings.shape.ranks), settings.first_seq, {}},
+      table_{{}, std::vector<std::set<Seq>>(settings.shape.ranks), settings.first_seq},
       retention_(settings, context, roster, links, accounts, table_),
       terms_(settings.terms),
       first_timed_(settings.first_seq) {}

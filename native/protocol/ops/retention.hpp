@@ -34,7 +34,7 @@ struct OpTable {
     Seq next_seq;                     // of the local rank
     bool stopped = false;             // no more ops are entered
     // With a ledger: what this rank has done as an owner in ops that it will not enter.
-    std::vector<OpReport> served;
+    std::vector<OpReport> served{};
 
     // The op is about to be dropped.
     void note_served(const Op& op) {
