@@ -164,7 +164,8 @@ def test_without_a_store_training_goes_on_without_epochs() -> None:
 
 
 def test_who_was_only_frozen_comes_back_and_owns_again() -> None:
-    simulation = simulate(group(4, ops=200, freezes=[Freeze(2, 0.02, 0.2)], compute_s=catching_up(2, 4, 200)))
+    freezes, compute_s = [Freeze(2, 0.02, 0.2)], catching_up(2, 4, 200)  # for more ops than the usual window
+    simulation = simulate(group(4, ops=200, freezes=freezes, window_ops=256, compute_s=compute_s))
     epochs = [report.epoch for report in simulation.reports(0)]
     assert sorted(set(epochs)) == [0, 1, 2]
     assert [report.epoch for report in simulation.reports(2)][-1] == 2

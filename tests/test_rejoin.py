@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tailcut.errors import PeerError
+from tailcut.ledger.writer import NoLedger
 from tailcut.pytorch.donor import COPY_STEPS, Donor
 from tailcut.pytorch.rejoin import ATTEMPTS, Rejoin
 from tests.groups import allreduce, open_groups, vectors
@@ -190,6 +191,7 @@ class Alone:
             can_skip_to=lambda seqs: True,
             skip_to=self.skipped.append,
             rejoined=lambda: setattr(self, "contributes", True),
+            ledger=NoLedger(),
         )
         group = SimpleNamespace(
             _ops=self.ops, rank=0, world_size=3, config=SimpleNamespace(deadline_s=deadline_s)

@@ -33,8 +33,6 @@ struct Bounds {
         visit("gather_grace_s", &Bounds::gather_grace);
         visit("deadline_s", &Bounds::deadline);
         visit("margin_s", &Bounds::margin);
-        visit("scatter_usual_s", &Bounds::scatter_usual);
-        visit("gather_usual_s", &Bounds::gather_usual);
     }
 };
 
