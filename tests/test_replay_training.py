@@ -96,9 +96,9 @@ def test_a_run_with_the_defaults_in_which_ranks_evaluate_and_freeze_has_the_same
 
 def test_a_rank_that_rejoined_has_the_same_bits_again(tmp_path: Path) -> None:
     settings = {"window_ops": 8}
-    ledger, was = train(tmp_path, 3, 60, settings, {"1": {"freeze_at": 10, "freeze_s": 1.5}})
+    ledger, was = train(tmp_path, 3, 200, settings, {"1": {"freeze_at": 10, "freeze_s": 0.5}})
     assert events(ledger, 1)["rejoin"] > 0
-    assert replayed(tmp_path, 3, 60, settings) == was
+    assert replayed(tmp_path, 3, 200, settings) == was
 
 
 def test_replicas_that_were_corrected_have_the_same_bits_again(tmp_path: Path) -> None:
