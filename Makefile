@@ -32,7 +32,7 @@ setup: $(STAMPS)/dev $(STAMPS)/package ## everything for development, in .venv
 demo: $(STAMPS)/demo $(STAMPS)/package ## train over Gloo, fp16 and tailcut on a testbed; ends with a report (4 minutes)
 	@$(VENV)/bin/tailcut demo $(DEMO)
 
-test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run all tests but those of frameworks (about 20 minutes on two cores)
+test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run all tests but those of frameworks (about 25 minutes on two cores)
 	@$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-fast: $(STAMPS)/dev $(STAMPS)/package ## run the tests that take little time (about a minute)
