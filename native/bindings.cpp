@@ -160,23 +160,20 @@ void bind_terms(nb::module_& m) {
         .def(
             "__init__",
             [](Bounds* self, Duration scatter_ns, Duration scatter_cap_ns, Duration gather_ns,
-               Duration scatter_grace_ns, Duration gather_grace_ns, Duration deadline_ns, Duration margin_ns,
-               Duration scatter_usual_ns, Duration gather_usual_ns) {
-                new (self)
-                    Bounds{scatter_ns,  scatter_cap_ns, gather_ns,        scatter_grace_ns, gather_grace_ns,
-                           deadline_ns, margin_ns,      scatter_usual_ns, gather_usual_ns};
+               Duration scatter_grace_ns, Duration gather_grace_ns, Duration deadline_ns,
+               Duration absent_ns) {
+                new (self) Bounds{scatter_ns,      scatter_cap_ns, gather_ns, scatter_grace_ns,
+                                  gather_grace_ns, deadline_ns,    absent_ns};
             },
             "scatter_ns"_a, "scatter_cap_ns"_a, "gather_ns"_a, "scatter_grace_ns"_a, "gather_grace_ns"_a,
-            "deadline_ns"_a, "margin_ns"_a = 0, "scatter_usual_ns"_a = 0, "gather_usual_ns"_a = 0)
+            "deadline_ns"_a, "absent_ns"_a = 0)
         .def_ro("scatter_ns", &Bounds::scatter)
         .def_ro("scatter_cap_ns", &Bounds::scatter_cap)
         .def_ro("gather_ns", &Bounds::gather)
         .def_ro("scatter_grace_ns", &Bounds::scatter_grace)
         .def_ro("gather_grace_ns", &Bounds::gather_grace)
         .def_ro("deadline_ns", &Bounds::deadline)
-        .def_ro("margin_ns", &Bounds::margin)
-        .def_ro("scatter_usual_ns", &Bounds::scatter_usual)
-        .def_ro("gather_usual_ns", &Bounds::gather_usual);
+        .def_ro("absent_ns", &Bounds::absent);
     nb::class_<Terms>(m, "Terms")
         .def(
             "__init__",

@@ -34,6 +34,9 @@ MODES = {
 }
 ON_FOUR = {mode: tolerance for mode, tolerance in MODES.items() if mode != "compiled"}  # which is slow
 PLANES = ("unused_parameters", "bfloat16", "scaled_loss_with_inf_on_one_rank", "rebuilt_buckets_on_two_lanes")
+# Bounds that are learned leave a rank out that does not get to run on a busy host, and what is equal to the
+# last bit does not depend on the host.
+WAITING = {"TAILCUT_ADAPTIVE": "0"}
 NOISE = ("Traceback", "terminate called", "FATAL", "leaked", "Exception ignored", "tailcut: op")
 
 
@@ -47,25 +50,25 @@ def checked(run: Run) -> Run:
 
 @pytest.fixture(scope="module")
 def two() -> Run:
-    return checked(torchrun(2, "modes"))
+    return checked(torchrun(2, "modes", env=WAITING))
 
 
 @pytest.fixture(scope="module")
 def four() -> Run:
-    return checked(torchrun(4, "modes", "fifty_steps", *ON_FOUR, "the_last_ranks_as_a_group_of_their_own"))
+    modes = ("fifty_steps", *ON_FOUR, "the_last_ranks_as_a_group_of_their_own")
+    return checked(torchrun(4, "modes", *modes, env=WAITING))
 
 
 @pytest.fixture(scope="module")
 def eight() -> Run:
-    return checked(torchrun(8, "modes", "fifty_steps"))
+    return checked(torchrun(8, "modes", "fifty_steps", env=WAITING))
 
 
 @pytest.fixture(scope="module")
 def planes() -> Run:
     """As between hosts."""
-    return checked(
-        torchrun(3, "modes", "fifty_steps", *PLANES, env={"TAILCUT_CODEC": "planes", "TAILCUT_PLANES": "16"})
-    )
+    env = {**WAITING, "TAILCUT_CODEC": "planes", "TAILCUT_PLANES": "16"}
+    return checked(torchrun(3, "modes", "fifty_steps", *PLANES, env=env))
 
 
 @pytest.fixture(scope="module")

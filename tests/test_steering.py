@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tailcut.mirror import LateCompletion
 from tailcut.policy.deadline import MARGIN, TAIL_OPS, WARM_UP, fixed
-from tailcut.policy.steering import GUESS_FACTOR, MARGIN_SHARE, FixedSteering, Steering
+from tailcut.policy.steering import ABSENT_SHARE, GUESS_FACTOR, FixedSteering, Steering
 from tailcut.report import Report, Verdict
 from tests.reports import NEVER, lost, op
 
@@ -65,15 +65,15 @@ def test_after_the_warm_up_stages_are_waited_for_little_longer_than_they_take() 
     assert bounds.deadline_s == DEADLINE_S
 
 
-def test_who_is_late_is_waited_for_a_quarter_of_a_step_while_the_budget_has_room() -> None:
+def test_who_has_not_entered_is_waited_for_a_quarter_of_a_step_while_the_budget_has_room() -> None:
     pilot = steering()
-    assert pilot.bounds(1000).margin_s == 0.0  # the step is not known
+    assert pilot.bounds(1000).absent_s == 0.0  # the step is not known
     for seq in range(WARM_UP):  # steps of 0.2 s, in which half is SCATTER
         report = op((0, 0.1, 0.1, 0.1), bounds=pilot.bounds(1000), seq=seq, length=1000)
         pilot.after(report, now_s=0.2 * seq)
-    assert pilot.bounds(1000).margin_s == pytest.approx(MARGIN_SHARE * 0.2)
+    assert pilot.bounds(1000).absent_s == pytest.approx(ABSENT_SHARE * 0.2)
     pilot.hurried = False
-    assert pilot.bounds(1000).margin_s == 0.0
+    assert pilot.bounds(1000).absent_s == 0.0
 
 
 def test_gather_has_time_for_all_bytes_of_a_mean_whose_owner_waited_until_its_bound() -> None:
@@ -285,8 +285,8 @@ def test_bounds_are_positive_ordered_and_within_the_deadline_whatever_comes(ops)
         assert len(judged.verdicts) == ranks
         for size in (0, 1, 1000, 1 << 25):
             bounds = pilot.bounds(size)
-            assert all(0 < bound_s <= DEADLINE_S for bound_s in bounds[:6])
-            assert 0 <= bounds.margin_s <= bounds.scatter_s
+            assert all(0 < bound_s <= DEADLINE_S for bound_s in bounds[:-1])
+            assert 0 <= bounds.absent_s <= bounds.scatter_s
             assert bounds.scatter_s <= bounds.scatter_cap_s
             assert bounds.scatter_grace_s <= bounds.scatter_s
             assert bounds.gather_grace_s <= bounds.gather_s

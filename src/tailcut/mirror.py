@@ -16,10 +16,10 @@ from tailcut import _native
 T = TypeVar("T")
 
 Stage = Literal["scatter", "gather"]
-Ending = Literal["all", "grace", "most", "bound", "deadline"]
+Ending = Literal["all", "grace", "absent", "bound", "deadline"]
 """What ended a stage, and with GATHER the op. all: everything had come. grace: the grace after the
-last-percentile packets had passed (t_C). most: most ranks had delivered, and the rest had not within the
-margin. bound: the stage's own bound had passed (t_B, or its cap). deadline:
+last-percentile packets had passed (t_C). absent: all who had entered had delivered, and the rest was not
+waited for. bound: the stage's own bound had passed (t_B, or its cap). deadline:
 the op's deadline had passed."""
 
 LR_PERIOD_OPS = 64

@@ -24,12 +24,8 @@ class OpBounds(NamedTuple):
     gather_grace_s: float
     deadline_s: float
     """The longest op, from the rank's own entry."""
-    margin_s: float = 0.0
-    """When most ranks have delivered, a stage waits for the rest so much longer than usual; 0: until t_B."""
-    scatter_usual_s: float = 0.0
-    """From the entry of a rank until all of its contribution has come."""
-    gather_usual_s: float = 0.0
-    """From the close of a shard until all of its mean has come."""
+    absent_s: float = 0.0
+    """How long SCATTER waits for ranks that have not entered when all others have delivered. 0: until t_B."""
 
 
 StandingName = Literal["on time", "late", "slow", "stuck", "dead"]

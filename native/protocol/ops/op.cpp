@@ -155,24 +155,6 @@ Time Op::gathered_at() const {
     return last_parts == kNever ? kNever : std::max(last_parts, owned_->closed_at());
 }
 
-// When most means have come, the rest has a margin beyond the time that a mean usually takes: its owner may have closed
-// its shard a margin later. What comes afterwards is carried.
-Time Op::rest_left_at() const {
-    if (bounds_.margin == 0 || fetches_ || !context_.carries(plan_) || !owned_->reduced()) return kNever;
-    std::size_t present = 0, came = 0;
-    Time last = owned_->closed_at();
-    for (Rank shard = 0; shard < shape_.ranks; ++shard) {
-        const Rank owner = plan_.owner(shard);
-        if (!plan_.layout.owned(shard) || context_.roster.silent(owner)) continue;
-        ++present;
-        const Time at = owner == shape_.self ? owned_->closed_at() : means_->last_parts().at(owner);
-        came += at >= 0;
-        last = std::max(last, at);
-    }
-    const bool most = came < present && 2 * came > present;
-    return most ? last + bounds_.gather_usual + bounds_.margin : kNever;
-}
-
 // Whether a reliable granule has not been answered that may still be.
 bool Op::awaits_reliable() const {
     if (reliable_.empty()) return false;
@@ -216,7 +198,6 @@ StageEnd Op::clock_end() const {
         const Time bound = std::max(entered_at_ + fetch, majority + bounds_.scatter + bounds_.gather);
         if (bound < end.at) end = {bound, Ending::kBound};
     }
-    if (const Time rest = rest_left_at(); rest < end.at) end = {rest, Ending::kMost};
     const Time gathered = gathered_at();
     if (gathered != kNever && gathered + grace < end.at) end = {gathered + grace, Ending::kGrace};
     return end;

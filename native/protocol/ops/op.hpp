@@ -191,7 +191,6 @@ private:
     StandIn stand_in() const;
     void complete_header(Time now, Destination to, Outgoing& out) const;
     Time gathered_at() const;
-    Time rest_left_at() const;
     StageEnd clock_end() const;
     bool served() const;
     bool awaits_reliable() const;

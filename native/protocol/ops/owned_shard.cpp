@@ -203,29 +203,27 @@ GranuleSet OwnedShard::held() const {
 StageEnd OwnedShard::close_at(const Bounds& bounds) const {
     if (closed()) return {};
     StageEnd end = clock_.end_at(bounds, context_.roster);
-    if (const Time rest = rest_left_at(bounds); rest < end.at) end = {rest, Ending::kMost};
+    if (const Time left = absent_left_at(bounds); left < end.at) end = {left, Ending::kAbsent};
     return cut_at_ >= 0 && awaits_reliable() ? clock_.reliable_end_at(bounds) : end;
 }
 
-// When most ranks have delivered everything, the rest has a margin beyond its usual time. Who has not entered yet
-// computes for longer than the others. What comes afterwards is carried.
-Time OwnedShard::rest_left_at(const Bounds& bounds) const {
-    if (bounds.margin == 0 || !context_.carries(plan_)) return kNever;
+// When most ranks have delivered everything and the rest is still computing, the rest is late, and is carried.
+Time OwnedShard::absent_left_at(const Bounds& bounds) const {
+    if (bounds.absent == 0 || !context_.carries(plan_)) return kNever;
     const LastParts& parts = clock_.last_parts();
     std::size_t present = 0, delivered = 0;
-    Time last = 0, rest = 0;
+    Time last = 0;
     for (Rank rank = 0; rank < shape_.ranks; ++rank) {
         if (!awaited_[rank] || context_.roster.silent(rank)) continue;
         ++present;
         if (parts.at(rank) >= 0) {
             ++delivered;
             last = std::max(last, parts.at(rank));
-        } else if (clock_.entered_at(rank) >= 0) {
-            rest = std::max(rest, clock_.entered_at(rank) + bounds.scatter_usual);
+        } else if (clock_.entered_at(rank) >= 0 || context_.roster[rank].entered > plan_.seq) {
+            return kNever;  // what it sends is on its way
         }
     }
-    const bool most = delivered < present && 2 * delivered > present;
-    return most ? std::max(last, rest) + bounds.margin : kNever;
+    return delivered < present && 2 * delivered > present ? last + bounds.absent : kNever;
 }
 
 void OwnedShard::cut(Time now, Ending ending, float skip_above) {

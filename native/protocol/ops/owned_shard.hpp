@@ -105,8 +105,8 @@ public:
     bool pooled() const { return values_->pooled(); }
 
 private:
-    // When those are left out that most others are ahead of.
-    Time rest_left_at(const Bounds& bounds) const;
+    // When ranks are left out that have not entered.
+    Time absent_left_at(const Bounds& bounds) const;
     bool awaits(Rank rank) const { return !decided_by_[rank] && !context_.roster.silent(rank); }
     GranuleSet held() const;
     void close_but(const GranuleSet& held, Time now, Ending ending, float skip_above);

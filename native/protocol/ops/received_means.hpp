@@ -41,7 +41,6 @@ public:
     bool has_all(Rank shard) const { return answered_[shard].all(0, plan_.layout.granules(shard)); }
     // When the last parts of all means had come, except those of silent owners; kNever: not yet.
     Time last_parts_at() const { return last_parts_.all_at(context_.roster); }
-    const LastParts& last_parts() const { return last_parts_; }
     Time last_at(Rank owner) const { return last_at_[owner]; }  // when its latest packet came; -1: none yet
     const Energies& energies() const { return values_->energies(); }
     const Correlation& correlation() const { return values_->correlation(); }

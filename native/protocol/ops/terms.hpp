@@ -19,10 +19,8 @@ struct Bounds {
     Duration scatter_grace = 0;  // t_C: SCATTER closes this long after all non-silent ranks' last parts came
     Duration gather_grace = 0;   // t_C: the same for GATHER, which ends the op
     Duration deadline = 0;       // the op ends at the latest this long after the rank's own entry
-    // When more than half have delivered, a stage waits for the rest this long beyond their usual time; 0: until t_B.
-    Duration margin = 0;
-    Duration scatter_usual = 0;  // from the entry of a rank until all of its contribution has come
-    Duration gather_usual = 0;   // from the close of a shard until all of its mean has come
+    // SCATTER leaves out ranks that have not entered this long after all others delivered; 0: it awaits them as others.
+    Duration absent = 0;
 
     template <typename Visit>
     static constexpr void visit_fields(Visit&& visit) {
@@ -32,7 +30,7 @@ struct Bounds {
         visit("scatter_grace_s", &Bounds::scatter_grace);
         visit("gather_grace_s", &Bounds::gather_grace);
         visit("deadline_s", &Bounds::deadline);
-        visit("margin_s", &Bounds::margin);
+        visit("absent_s", &Bounds::absent);
     }
 };
 

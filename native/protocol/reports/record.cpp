@@ -291,7 +291,7 @@ std::string kind_of() {
     else if constexpr (std::same_as<T, Status>)
         return "complete|partial|void|behind|length_mismatch|closed|seq_exhausted|failed";
     else if constexpr (std::same_as<T, Ending>)
-        return "all|grace|most|bound|deadline";
+        return "all|grace|absent|bound|deadline";
     else if constexpr (std::same_as<T, wire::Stage>)
         return "scatter|gather";
     else if constexpr (std::is_floating_point_v<T>)

@@ -42,12 +42,12 @@ constexpr const char* name(Status status) {
 enum class Ending : std::uint8_t {
     kAll,       // everything had come
     kGrace,     // the last parts had come, and the grace had passed
-    kMost,      // most had delivered, and the rest had not within the margin
+    kAbsent,    // all who had entered had delivered, and the rest was not waited for
     kBound,     // its t_B had passed
     kDeadline,  // the op's deadline had passed, or the caller ended it
 };
 constexpr const char* name(Ending ending) {
-    constexpr const char* kNames[] = {"all", "grace", "most", "bound", "deadline"};
+    constexpr const char* kNames[] = {"all", "grace", "absent", "bound", "deadline"};
     return kNames[static_cast<std::size_t>(ending)];
 }
 

@@ -130,9 +130,7 @@ def to_native(bounds: OpBounds) -> _native.Bounds:
         scatter_grace_ns=round(1e9 * bounds.scatter_grace_s),
         gather_grace_ns=round(1e9 * bounds.gather_grace_s),
         deadline_ns=round(1e9 * bounds.deadline_s),
-        margin_ns=round(1e9 * bounds.margin_s),
-        scatter_usual_ns=round(1e9 * bounds.scatter_usual_s),
-        gather_usual_ns=round(1e9 * bounds.gather_usual_s),
+        absent_ns=round(1e9 * bounds.absent_s),
     )
 
 

@@ -15,8 +15,9 @@ from tailcut.policy.steering import FixedSteering, Steering
 from tailcut.report import Report, size_of
 from tailcut.stats import ON_TIME_STANDING, OpBounds, Standing
 
-LATE_BUDGET = 0.5
-"""Stages leave a few late ranks out while what is late costs less than this share of the budget."""
+ABSENT_BUDGET = 0.5
+"""Ranks that have not entered are left out early while what is late costs less than this share of the
+budget."""
 
 COLUMN_SHARE = 0.25
 """The deadline of a column's op, as a share of the deadline. Its bytes are few. What is left after SCATTER in
@@ -112,7 +113,7 @@ class GridSteering:
         self.spending.after(report)
         self._planes.after(report, self.spending, now_s)
         self._lr.after(report, self.spending.recent)
-        self._row.hurried = self.spending.recent.late < LATE_BUDGET * self.spending.budget
+        self._row.hurried = self.spending.recent.late < ABSENT_BUDGET * self.spending.budget
         self._row.patient = self._over_budget == "wait" and self.spending.over
         return self._row.after(report, now_s)
 

@@ -91,6 +91,6 @@ class Standings:
 
 def _waited_s(report: Report, usual_s: float) -> float:
     """How much longer than usual SCATTER has waited for who did not come."""
-    if report.scatter.ended_by not in ("most", "bound", "deadline"):
+    if report.scatter.ended_by not in ("absent", "bound", "deadline"):
         return 0.0
     return max(0.0, (report.scatter.took_s or 0.0) - usual_s)

@@ -25,11 +25,11 @@ from tailcut.stats import OpBounds, Standing
 GUESS_FACTOR = 2.0
 """A size class of which nothing is known yet gets this many times the bounds of another one."""
 
-MARGIN_SHARE = 1 / 4
-"""When most ranks have delivered, the rest is waited for this share of a step longer than usual. One that
-evaluates, or whose port is blocked, is late by far more."""
+ABSENT_SHARE = 1 / 4
+"""Ranks that have not entered when all others have delivered are waited for this share of a step. One that
+evaluates is away for longer. Ranks whose steps vary by a tenth enter apart by a fifth of a step."""
 
-LEAST_MARGIN_S = 0.020
+LEAST_WAIT_S = 0.020
 """But at least this long: on a host with more ranks than cores one does not get to run for some
 milliseconds."""
 
@@ -110,16 +110,14 @@ class Steering:
             gather_s=gather_s,
             scatter_grace_s=policies["scatter"].early_exit.grace_s(scatter_s),
             gather_grace_s=policies["gather"].early_exit.grace_s(gather_s),
-            margin_s=self._margin_s(scatter_s),
-            scatter_usual_s=usual_s,
-            gather_usual_s=policies["gather"].early_exit.average_s or gather_s,
+            absent_s=self._absent_s(scatter_s),
         )
 
-    def _margin_s(self, longest_s: float) -> float:
-        """How much longer than usual a few late ranks are waited for; 0: as long as all."""
+    def _absent_s(self, longest_s: float) -> float:
+        """How long ranks are waited for that have not entered; 0: as long as others."""
         if not (self.hurried and self._step_s):
             return 0.0
-        return min(longest_s, max(LEAST_MARGIN_S, MARGIN_SHARE * self._step_s))
+        return min(longest_s, max(LEAST_WAIT_S, ABSENT_SHARE * self._step_s))
 
     @property
     def known_bounds(self) -> dict[int, OpBounds]:
