@@ -122,16 +122,30 @@ def test_a_store_that_fails_is_told_of_once(tmp_path: Path) -> None:
     keeper.close()
 
 
-def test_closing_does_not_wait_for_a_store_that_blocks(tmp_path: Path) -> None:
+def test_joining_waits_for_a_store_but_not_for_one_that_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = BadStore(tmp_path)
     keeper = keeper_with(store, Lane())
     ops_without(1, keeper)
     assert store.asked.wait(LIMIT_S)
     keeper.close()
+    monkeypatch.setattr("tailcut.engine.epochs._ANSWER_S", 0.0)
+    keeper.join()
     assert keeper._thread
     assert keeper._thread.is_alive()
+    monkeypatch.setattr("tailcut.engine.epochs._ANSWER_S", LIMIT_S)
     store.released.set()
-    keeper._thread.join(LIMIT_S)
+    keeper.join()
+    assert not keeper._thread.is_alive()
+
+
+def test_a_closed_group_has_no_thread_in_the_store(tmp_path: Path) -> None:
+    with open_groups(tmp_path, 2) as groups:
+        keeper = groups[0]._ops._epochs
+        assert keeper
+        ops_without(1, keeper)
+        assert keeper._thread
     assert not keeper._thread.is_alive()
 
 

@@ -14,7 +14,7 @@ from tailcut.grid import GridLayout
 from tailcut.mirror import StageReport
 from tailcut.policy.budget import Spending
 from tailcut.policy.grid import GridSteering
-from tailcut.policy.planes import ALL, AdaptivePlanes, FixedPlanes, Planes
+from tailcut.policy.planes import ALL, AdaptivePlanes, FixedPlanes, Planes, _Clock
 from tailcut.report import Report
 
 BUDGET = 0.05
@@ -31,6 +31,7 @@ class Training:
         self.correlation = 0.0
         self.lost = self.late = 0.0
         self.key: str | None = "bucket"
+        self.op_s = 0.0  # how long a step waits for its op
         self.chosen: list[Planes] = []
         self._now_s = 0.0
 
@@ -41,7 +42,7 @@ class Training:
             self._now_s += self.step_s(planes)
             quantized = predicted(self.ranks, self.correlation, *planes)
             report = Report(
-                seq=len(self.chosen), status="complete", length=1000, elapsed_s=0.0, key=self.key,
+                seq=len(self.chosen), status="complete", length=1000, elapsed_s=self.op_s, key=self.key,
                 epsilon=Epsilon(quantized=quantized, lost=self.lost, late=self.late),
                 correlation=self.correlation,
                 scatter=StageReport(planes.scatter), gather=StageReport(planes.gather),
@@ -87,6 +88,33 @@ def test_the_trial_is_over_after_fifty_steps_and_short_where_it_shows_at_once() 
     assert sum(planes != (3, 4) for planes in slow.chosen) <= 5
     quick = Training(hidden(0.5, 0.010)).steps(60)
     assert quick.changes(after=50) == 0
+
+
+def test_steps_that_wait_for_their_ops_need_no_trial() -> None:
+    waiting = Training(exposed(0.06, 0.010))
+    waiting.op_s = 0.04
+    waiting.steps(200)
+    assert set(waiting.chosen) == {(3, 4)}
+    (news,) = waiting.policy.take_news()
+    assert news.endswith("a step of 130 ms waits for them for 40 ms")
+    brief = Training(hidden(0.5, 0.010))
+    brief.op_s = 0.1
+    assert brief.steps(200).policy.choice == ALL
+
+
+def test_what_is_hidden_behind_a_backward_pass_is_no_wait() -> None:
+    clock = _Clock()
+    spans_s = {"big": (0.0, 0.09), "small": (0.05, 0.1), "first": (0.2, 0.21)}  # of a step of 0.22 s
+    for step in range(3):
+        for key, (entered_s, ended_s) in spans_s.items():
+            length = 1000 if key == "big" else 10
+            took = clock.step(
+                Report(step, "complete", length, ended_s - entered_s, key=key), 0.22 * step + ended_s
+            )
+    assert took is None  # it is another bucket's op
+    took = clock.step(Report(3, "complete", 1000, 0.09, key="big"), 0.66 + 0.09)
+    assert took
+    assert tuple(took) == pytest.approx((0.22, 0.05))  # from small's entry until both were done
 
 
 def test_noise_neither_moves_nor_misleads_it() -> None:

@@ -87,10 +87,16 @@ class EpochKeeper:
         return alarms
 
     def close(self) -> None:
-        """The thread ends after the call to the store that it is in. That is not waited for."""
+        """The thread ends after the call to the store that it is in."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def join(self) -> None:
+        """Wait for the thread, but not for a store that does not answer. If the interpreter ended while the
+        thread is in a call, the store's locks would stay taken, and the process might never end."""
+        if self._thread is not None:
+            self._thread.join(_ANSWER_S)
 
     def _run(self) -> None:
         while (keys := self._wait()) is not None:

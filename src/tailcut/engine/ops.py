@@ -280,6 +280,8 @@ class Ops:
                 lane.join(_JOIN_NS)
             raise
         finally:
+            if self._epochs is not None:
+                self._epochs.join()
             _open.discard(self)
             self.ledger.close()
 
