@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-frameworks test-latest-torch test-aarch64 wheel bench lint sanitize format docs stub clean
+.PHONY: help setup demo test test-long test-fast test-frameworks test-latest-torch test-aarch64 wheel bench lint sanitize format docs stub clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -32,8 +32,12 @@ setup: $(STAMPS)/dev $(STAMPS)/package ## everything for development, in .venv
 demo: $(STAMPS)/demo $(STAMPS)/package ## train over Gloo, fp16 and tailcut on a testbed; ends with a report (4 minutes)
 	@$(VENV)/bin/tailcut demo $(DEMO)
 
-test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run all tests but those of frameworks (about 25 minutes on two cores)
-	@$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run the tests, but not those of test-long and test-frameworks (15 minutes on two cores)
+	@echo "==> tests that are marked long are left OUT: make test-long"
+	@$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long"
+
+test-long: $(STAMPS)/dev $(STAMPS)/package ## run what make test leaves OUT because it takes long: more seeds, longer runs (15 minutes on two cores)
+	@$(VENV)/bin/python -m pytest -n $(JOBS) --no-loadscope-reorder -m long
 
 test-fast: $(STAMPS)/dev $(STAMPS)/package ## run the tests that take little time (about a minute)
 	@$(VENV)/bin/python -m pytest --fast

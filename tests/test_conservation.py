@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tailcut import Freeze, Scenario, Simulation, _native, simulate
+from tests.seeds import seeds
 
-SCHEDULES = 500
 BATCH = 20
 ZEROS = 24
 """Rounds of all buckets with zeros at the end."""
@@ -77,7 +77,7 @@ def sums(simulation: Simulation, bucket: int) -> tuple[np.ndarray, np.ndarray]:
     return means, np.asarray(np.sum(simulation.results[bucket::every], 0, np.float64))
 
 
-@pytest.mark.parametrize("batch", range(SCHEDULES // BATCH))
+@pytest.mark.parametrize("batch", seeds(15, of=50))
 def test_nothing_is_lost_and_nothing_counts_twice(batch: int) -> None:
     late = 0
     for seed in range(BATCH * batch, BATCH * (batch + 1)):
@@ -90,7 +90,7 @@ def test_nothing_is_lost_and_nothing_counts_twice(batch: int) -> None:
     assert late > 0  # otherwise the batch has tested nothing
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(15, of=40))
 def test_with_planes_what_is_missing_is_the_error_of_the_code(seed: int) -> None:
     scenario, live = scenario_of(seed, codec="planes")
     simulation = run(scenario, live)
@@ -100,7 +100,7 @@ def test_with_planes_what_is_missing_is_the_error_of_the_code(seed: int) -> None
 
 
 @pytest.mark.parametrize("codec", ["raw", "planes"])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(8, of=20))
 def test_replicas_are_equal_in_the_end_though_means_are_trimmed(codec: str, seed: int) -> None:
     trim_bytes = 256 if codec == "planes" else 0
     fast = {"bytes_per_s": 0.0, "freezes": ()}  # nothing gets too late to be finished

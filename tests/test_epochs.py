@@ -11,6 +11,7 @@ import pytest
 
 from tailcut import Freeze, Partition, Report, Scenario, Simulation, _native, simulate
 from tailcut.simulation.run import spec_of
+from tests.seeds import seeds
 from tests.test_conservation import scenario_of
 
 WITHIN_OPS = 20
@@ -197,7 +198,7 @@ def test_in_a_grid_two_may_die_and_one_may_come_back() -> None:
 
 # ---- what no schedule may do -------------------------------------------------------------------------------
 
-SCHEDULES, BATCH = 300, 30
+BATCH = 25
 
 
 def schedule(seed: int) -> Scenario:
@@ -238,7 +239,7 @@ def schedule(seed: int) -> Scenario:
     )
 
 
-@pytest.mark.parametrize("batch", range(SCHEDULES // BATCH))
+@pytest.mark.parametrize("batch", seeds(8, of=40))
 def test_every_op_ends_by_its_bound_in_one_epoch(batch: int) -> None:
     changes = 0
     for seed in range(BATCH * batch, BATCH * (batch + 1)):
@@ -298,7 +299,7 @@ def run_with_epochs(scenario: Scenario, live: int, epochs: list[_native.Epoch]) 
 
 
 @pytest.mark.parametrize("codec", ["raw", "planes"])
-@pytest.mark.parametrize("batch", range(5))
+@pytest.mark.parametrize("batch", seeds(3, of=10))
 def test_what_is_late_is_handed_over_to_the_owners_of_the_next_epoch(batch: int, codec: str) -> None:
     handed = 0
     for seed in range(12 * batch, 12 * (batch + 1)):

@@ -98,7 +98,7 @@ def test_steps_that_wait_for_their_ops_need_no_trial() -> None:
     (news,) = waiting.policy.take_news()
     assert news.endswith("a step of 130 ms waits for them for 40 ms")
     brief = Training(hidden(0.5, 0.010))
-    brief.op_s = 0.1
+    brief.op_s = 0.05
     assert brief.steps(200).policy.choice == ALL
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from tailcut import Freeze, Partition, Scenario, simulate
 from tests import oracle
+from tests.seeds import seeds
 
-SEEDS = 1200
-PLANES_SEEDS = 400
 LENGTHS = (0, 1, 63, 64, 65, 127, 129, 5000, 20_011)
 
 
@@ -70,14 +69,14 @@ def schedule(seed: int) -> Scenario:
     )
 
 
-@pytest.mark.parametrize("seed", range(SEEDS), ids=lambda seed: f"seed-{seed}")
+@pytest.mark.parametrize("seed", seeds(400, of=1200), ids=lambda seed: f"seed-{seed}")
 def test_fault_schedule(seed: int) -> None:
     simulation = simulate(schedule(seed))
     oracle.check_deadlines(simulation)
     oracle.check(simulation)
 
 
-@pytest.mark.parametrize("seed", range(PLANES_SEEDS), ids=lambda seed: f"seed-{seed}")
+@pytest.mark.parametrize("seed", seeds(130, of=400), ids=lambda seed: f"seed-{seed}")
 def test_fault_schedule_with_planes(seed: int) -> None:
     raw = schedule(seed)
     # Longer than raw's, so that there are whole blocks, several stripes and many packets of one.

@@ -28,9 +28,9 @@ CLEAR, CLEAR_STEPS = 1.1, 3
 """A trial ends early when CLEAR_STEPS steps with more planes have all been CLEAR times slower than those with
 few."""
 
-EXPOSED = 0.25
+EXPOSED = 1 / 8
 """There is no trial with more planes if steps wait for their last op for this share of their time. Then one
-more plane of seven makes a step 3.6 % longer, and saves at most 1.8 % of the rounds."""
+more plane of seven makes a step 1.8 % longer, and saves at most 1.8 % of the rounds."""
 
 SETTLING_STEPS = 2
 """The first of these steps are ignored: ops from before are still in flight."""
