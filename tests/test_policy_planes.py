@@ -162,6 +162,10 @@ def test_a_network_of_another_speed_is_tried_again_but_rarely() -> None:
     assert training.changes(after=50) <= 3
 
 
+def test_ops_that_are_entered_all_at_once_are_no_trouble() -> None:
+    assert Training(lambda planes: 0.0).steps(60).policy.choice == ALL
+
+
 def test_without_keys_there_are_no_steps_and_the_fewest_planes_stay() -> None:
     training = Training(hidden(0.5, 0.001))
     training.key = None

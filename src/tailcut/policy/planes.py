@@ -161,8 +161,8 @@ def _waited_s(ops_s: Sequence[tuple[float, float]], next_s: float) -> float:
 def _wait(steps: Sequence[_Step]) -> str:
     """That steps wait for their ops; empty if they do not. Not by the longest waits: these are for ranks that
     came late."""
-    low = sorted(steps, key=lambda step: step.waited_s / step.took_s)[len(steps) // 4]
-    if low.waited_s < EXPOSED * low.took_s:
+    low = sorted(steps, key=lambda step: step.waited_s - EXPOSED * step.took_s)[len(steps) // 4]
+    if low.waited_s <= EXPOSED * low.took_s:
         return ""
     return f"a step of {1e3 * low.took_s:.3g} ms waits for them for {1e3 * low.waited_s:.3g} ms"
 
