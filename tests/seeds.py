@@ -1,4 +1,4 @@
-"""Seeds of a test that says more with more of them: few for ``make test``, the rest for ``make test-long``."""
+"""Seeds of a test that says more with more of them: few for make test, the rest for make test-long."""
 
 from __future__ import annotations
 
