@@ -32,12 +32,12 @@ setup: $(STAMPS)/dev $(STAMPS)/package ## everything for development, in .venv
 demo: $(STAMPS)/demo $(STAMPS)/package ## train over Gloo, fp16 and tailcut on a testbed; ends with a report (4 minutes)
 	@$(VENV)/bin/tailcut demo $(DEMO)
 
-test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run the tests, but not those of test-long and test-frameworks (15 minutes on two cores)
+test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run the tests, but not those of test-long and test-frameworks (20 minutes on two cores)
 	@echo "==> tests that are marked long are left OUT: make test-long"
 	@$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long"
 
-test-long: $(STAMPS)/dev $(STAMPS)/package ## run what make test leaves OUT because it takes long: more seeds, longer runs (15 minutes on two cores)
-	@$(VENV)/bin/python -m pytest -n $(JOBS) --no-loadscope-reorder -m long
+test-long: $(STAMPS)/dev $(STAMPS)/package ## run what make test leaves OUT because it takes long: more seeds, longer runs (10 minutes on two cores)
+	@$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m long
 
 test-fast: $(STAMPS)/dev $(STAMPS)/package ## run the tests that take little time (about a minute)
 	@$(VENV)/bin/python -m pytest --fast

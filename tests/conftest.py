@@ -84,6 +84,7 @@ IN_VIRTUAL_TIME = {
     "test_policy_epochs",
     "test_policy_incast",
     "test_policy_planes",
+    "test_ports",
     "test_replay",
     "test_report",
     "test_rules",

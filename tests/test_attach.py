@@ -92,6 +92,7 @@ def test_fifty_steps_on_four_ranks_equal_those_of_gloo(four: Run) -> None:
     assert_same_training(four, "fifty_steps", FLOAT32)
 
 
+@pytest.mark.long
 def test_fifty_steps_on_eight_ranks_equal_those_of_gloo(eight: Run) -> None:
     assert_same_training(eight, "fifty_steps", FLOAT32)
 

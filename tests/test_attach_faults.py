@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.launch import Worker, workers
 
 NOISE = ("leaked", "terminate called", "FATAL", "Fatal", "Exception ignored")
@@ -146,6 +148,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.long
 def test_however_a_process_ends_it_ends_alone_and_quietly(tmp_path: Path) -> None:
     with workers(tmp_path, len(WAYS), "ending", "3.0") as started:
         assert [worker.hear() for worker in started] == ["trained"] * len(WAYS)

@@ -29,6 +29,7 @@ def results(case: str) -> list[dict[str, Any]]:
     return ranks
 
 
+@pytest.mark.long
 def test_three_thousand_mixed_collectives_are_right_and_none_hangs() -> None:
     for rank in results("mixed"):
         assert rank["wrong"] == []

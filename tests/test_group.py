@@ -348,6 +348,7 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+@pytest.mark.long
 def test_memory_is_bounded_and_does_not_grow_over_ten_thousand_ops(tmp_path: Path) -> None:
     length = 4096
     with open_groups(tmp_path, 2) as groups:

@@ -86,6 +86,7 @@ def test_drift_by_late_means_heals_with_momentum_at_a_constant_learning_rate(see
 # ---- stability ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_is_carried_does_not_grow_over_ten_thousand_ops():
     """40 % of the contributions late. In the worst 25 of 10,000 steps, results are 2.9 times as long as
     means of all. 64 KiB are enough for all that is kept, at any time."""

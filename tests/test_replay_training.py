@@ -12,6 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tailcut import Ledger
 from tests.launch import LIMIT_S, ROOT, torchrun, workers
 
@@ -85,6 +87,7 @@ def test_training_has_the_same_bits_again_at_every_step(tmp_path: Path) -> None:
     assert replayed(tmp_path, 2, STEPS, CALM) == was
 
 
+@pytest.mark.long
 def test_a_run_with_the_defaults_in_which_ranks_evaluate_and_freeze_has_the_same_bits_again(
     tmp_path: Path,
 ) -> None:
@@ -94,6 +97,7 @@ def test_a_run_with_the_defaults_in_which_ranks_evaluate_and_freeze_has_the_same
     assert replayed(tmp_path, 3, 60, {}) == was
 
 
+@pytest.mark.long
 def test_a_rank_that_rejoined_has_the_same_bits_again(tmp_path: Path) -> None:
     settings = {"window_ops": 8}
     ledger, was = train(tmp_path, 3, 200, settings, {"1": {"freeze_at": 10, "freeze_s": 0.5}})
@@ -101,6 +105,7 @@ def test_a_rank_that_rejoined_has_the_same_bits_again(tmp_path: Path) -> None:
     assert replayed(tmp_path, 3, 200, settings) == was
 
 
+@pytest.mark.long
 def test_replicas_that_were_corrected_have_the_same_bits_again(tmp_path: Path) -> None:
     """One is disturbed in the run, and in its replay too."""
     settings = {"deadline_s": 30.0, "disturbed": {"1": {"disturb_at": 5}}}
@@ -109,6 +114,7 @@ def test_replicas_that_were_corrected_have_the_same_bits_again(tmp_path: Path) -
     assert replayed(tmp_path, 2, 100, settings) == was
 
 
+@pytest.mark.long
 def test_a_run_in_which_a_rank_was_killed_has_the_same_bits_again(tmp_path: Path) -> None:
     ledger_place, was = tmp_path / "ledger", tmp_path / "was"
     was.mkdir()
@@ -145,6 +151,7 @@ def test_a_single_op_is_stored_and_computed_again_by_the_command_line(tmp_path: 
     assert alone.stdout.count("the same bits as then") == 2
 
 
+@pytest.mark.long
 def test_another_script_is_told_at_its_first_op(tmp_path: Path) -> None:
     train(tmp_path, 2, STEPS, CALM, {})
     (tmp_path / "again").mkdir()

@@ -93,6 +93,7 @@ def test_resync_copies_only_the_runs_that_differ(drifting: Run) -> None:
     assert one["digests"] == other["digests"]
 
 
+@pytest.mark.long
 @needs_root
 def test_late_means_leave_replicas_near_the_bound_and_resync_makes_them_equal(tmp_path: Path) -> None:
     """With Adam, a learning rate that rises, and clipping by the norm, where nothing heals by itself."""

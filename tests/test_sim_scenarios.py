@@ -74,6 +74,7 @@ gap_mean_s = 380
 """On the wire twice what an op of 6.8 MB brings to a port; somewhere once in a hundred ops."""
 
 
+@pytest.mark.long
 def test_bursts_of_other_traffic_do_not_reach_the_ops() -> None:
     rare = parse_scenario(RARE_BURSTS, "rare-bursts")
     both = sides(rare, size_bytes=6_815_744, ops=300, warmup=20, against=("ring",))
