@@ -35,16 +35,13 @@ def draw(cells: Sequence[Cell], scenario: str, path: Path) -> None:
         curves = [smoothed(cell["evaluations"]) for cell in own if cell["side"] == side]
         curves = [curve for curve in curves if curve]
         colour = COLOURS.get(side, "black")
-        for curve in curves:
-            axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1.6, alpha=0.8)
-        if curves:
-            at_s, value = max(curves, key=lambda curve: curve[-1][1])[-1]
-            axes.annotate(f" {side}", (at_s, value), color=colour, va="center", fontweight="bold")
+        for curve, label in zip(curves, [side] + [""] * len(curves), strict=False):
+            axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1.6, alpha=0.8, label=label)
     figure_name = own[0]["facts"]["figure"]
     axes.set_xlabel("seconds of training")
     axes.set_ylabel(figure_name)
     axes.set_title(f"{scenario}: {own[0]['facts']['name']}, {own[0]['facts']['source']}", fontsize=10)
-    axes.margins(x=0.12)
+    axes.legend(frameon=False, loc="lower right")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
