@@ -39,7 +39,7 @@ test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run the tests, but not 
 test-long: $(STAMPS)/dev $(STAMPS)/package ## run what make test leaves OUT because it takes long: more seeds, longer runs (10 minutes on two cores)
 	@$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m long
 
-test-fast: $(STAMPS)/dev $(STAMPS)/package ## run the tests that take little time (about a minute)
+test-fast: $(STAMPS)/dev $(STAMPS)/package ## run the tests that take little time (about five minutes)
 	@$(VENV)/bin/python -m pytest --fast
 
 # Lightning, Transformers, Accelerate, Ray and torchft: hundreds of megabytes, so `make test` leaves these tests OUT.

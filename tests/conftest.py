@@ -23,12 +23,14 @@ SLOW_MODULES = {
     "test_demo_freeze",
     "test_demo_report",
     "test_doctor",
+    "test_epochs",
     "test_examples",
     "test_hybrid",
     "test_late_training",
     "test_multicast",
     "test_pacing",
     "test_policy_planes",
+    "test_ports",
     "test_processes",
     "test_race",
     "test_replay_training",
@@ -155,4 +157,5 @@ def _needs_the_machine(item: pytest.Item) -> bool:
 def _is_fast(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     seed = callspec.params.get("seed", 0) if callspec else 0
-    return seed < FAST_SEEDS and getattr(item, "originalname", item.name) not in SLOW_TESTS
+    slow = item.get_closest_marker("long") or getattr(item, "originalname", item.name) in SLOW_TESTS
+    return seed < FAST_SEEDS and not slow
