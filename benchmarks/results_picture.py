@@ -35,7 +35,8 @@ def draw(cells: Sequence[Cell], scenario: str, path: Path) -> None:
         curves = [smoothed(cell["evaluations"]) for cell in own if cell["side"] == side]
         curves = [curve for curve in curves if curve]
         colour = COLOURS.get(side, "black")
-        for curve, label in zip(curves, [side] + [""] * len(curves), strict=False):
+        for k, curve in enumerate(curves):
+            label = side if k == 0 else None  # one entry in the legend
             axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1.6, alpha=0.8, label=label)
     figure_name = own[0]["facts"]["figure"]
     axes.set_xlabel("seconds of training")

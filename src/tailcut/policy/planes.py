@@ -128,8 +128,9 @@ class _Clock:
     def __init__(self) -> None:
         self._lead: Hashable = None
         self._length = 0
-        self._others: set[Hashable] = set()  # keys seen since the lead was last seen
-        self._ops_s: list[tuple[float, float]] = []  # entry and end of the lead, and of all ops since
+        self._ops_s: dict[
+            Hashable, tuple[float, float]
+        ] = {}  # entry and end of the lead, and of all ops since
 
     @property
     def ticks(self) -> bool:
@@ -141,13 +142,11 @@ class _Clock:
         entered_s = ended_s - report.elapsed_s
         if report.key != self._lead:
             # A second op of another bucket before the lead came again: DDP has rebuilt its buckets.
-            if report.length <= self._length and report.key not in self._others:
-                self._others.add(report.key)
-                self._ops_s.append((entered_s, ended_s))
+            if report.length <= self._length and report.key not in self._ops_s:
+                self._ops_s[report.key] = entered_s, ended_s
                 return None
-            self._lead, self._length, self._ops_s = report.key, report.length, []
-        self._others.clear()
-        ops_s, self._ops_s = sorted(self._ops_s), [(entered_s, ended_s)]
+            self._lead, self._length, self._ops_s = report.key, report.length, {}
+        ops_s, self._ops_s = sorted(self._ops_s.values()), {report.key: (entered_s, ended_s)}
         return _Step(entered_s - ops_s[0][0], _waited_s(ops_s, entered_s)) if ops_s else None
 
 
@@ -279,8 +278,10 @@ class AdaptivePlanes:
             return
         took_s = median(step.took_s for step in timed)
         self._step_s[part.planes] = min(took_s, self._step_s.get(part.planes, float("inf")))
-        waits = _wait(timed) if part.planes == self._few else ""
-        if part.planes != self._few:
+        waits = ""
+        if part.planes == self._few:
+            waits = _wait(timed)
+        else:
             self._compared = part.planes
         self._parts, self._steps = [] if clear or waits else self._parts[1:], []
         if self._parts:
