@@ -254,10 +254,10 @@ void bind_endpoints(nb::module_& m) {
             "rank"_a, "from_ns"_a, "until_ns"_a.none())
         .def(
             "hang",
-            [](SimSpec& spec, Rank rank, Time from_ns, Time until_ns) {
-                spec.hangs.push_back({rank, from_ns, until_ns});
+            [](SimSpec& spec, Rank rank, Time from_ns, Time until_ns, bool announced) {
+                spec.hangs.push_back({rank, from_ns, until_ns, announced});
             },
-            "rank"_a, "from_ns"_a, "until_ns"_a)
+            "rank"_a, "from_ns"_a, "until_ns"_a, "announced"_a)
         .def(
             "inject",
             [](SimSpec& spec, Time at_ns, Rank destination, const nb::bytes& datagram) {

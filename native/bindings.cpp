@@ -357,6 +357,7 @@ void bind_udp(nb::module_& m) {
         .def("drop_report", &UdpLane::drop_report, "ticket"_a, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("failure", &UdpLane::failure, nb::call_guard<nb::gil_scoped_release>())
         .def("resynced", [](UdpLane& lane) { lane.notify([](Core& core) { core.resynced(); }); })
+        .def("set_away", &UdpLane::set_away, "away"_a)
         .def(
             "skip_to", [](UdpLane& lane, Seq seq) { lane.notify([=](Core& core) { core.skip_to(seq); }); },
             "seq"_a)

@@ -120,6 +120,36 @@ def test_a_rank_that_evaluates_every_so_often_costs_two_bounds_each_time_and_len
     assert max(cut) <= 0.06
 
 
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_nobody_waits_for_a_rank_that_has_said_it_is_away(ranks: int) -> None:
+    usual_s = times_s(run(ranks).reports(1)).max()
+    compute_s = np.full((OPS, ranks), COMPUTE_S)
+    compute_s[50:, 0] = 0.0005  # it takes the means of what it has missed
+    simulation = run(ranks, compute_s=compute_s, hangs=[Hang(0, FROM_S, FROM_S + 0.5, announced=True)])
+    for rank in range(1, ranks):
+        reports = simulation.reports(rank)
+        missed = [report for report in reports if report.links[0].scatter.missing]
+        assert len(missed) > 30
+        assert not any(report.links[0].awaited for report in missed)
+        assert times_s(missed[:30]).max() <= 1.05 * usual_s  # when it is back, it sends what is late
+        assert all(report.lost_frac == 0 for report in missed)  # its engine has served its shard
+        assert reports[-1].links[0].awaited
+
+
+def test_who_comes_back_first_does_not_go_on_alone() -> None:
+    """All evaluate, rank 0 for less time than the others."""
+    hangs = [Hang(rank, FROM_S, FROM_S + (0.5 if rank else 0.48), announced=True) for rank in range(4)]
+    simulation = run(4, hangs=hangs)
+    for rank in range(4):
+        assert not any(link.scatter.missing for report in simulation.reports(rank) for link in report.links)
+
+
+def test_of_two_ranks_none_goes_on_alone() -> None:
+    simulation = run(2, hangs=[Hang(0, FROM_S, FROM_S + 0.5, announced=True)])
+    awaited = [report.links[0].awaited for report in without(0, simulation.reports(1))]
+    assert awaited[:2] == [True, True]
+
+
 def test_a_rank_twice_as_slow_holds_nobody_up() -> None:
     """It is later than the bound allows: by the time that an op takes to compute."""
     compute_s = np.full((OPS, 4), 10 * COMPUTE_S)

@@ -101,6 +101,21 @@ def test_the_others_do_not_wait_for_who_is_away(tmp_path: Path) -> None:
         end(*group)
 
 
+def test_nobody_waits_for_a_rank_that_evaluates(tmp_path: Path) -> None:
+    with workers(tmp_path, 3, "skipper", json.dumps({"deadline_s": 30.0})) as group:
+        evaluating, one, two = group
+        assert [worker.hear() for worker in group] == ["attached"] * 3
+        train(8, *group)
+        tell("evaluate", evaluating)
+        results = train(2, one, two)  # its word may come after the first of them has begun
+        assert [result["awaited"][0] for result in results] == [False, False]
+        train(MISSED, one, two)
+        tell("step", evaluating)
+        results = train(4, *group)
+        assert [result["awaited"] for result in results] == [[True] * 3] * 3
+        end(*group)
+
+
 def test_nothing_is_skipped_in_the_middle_of_an_accumulation(tmp_path: Path) -> None:
     with workers(tmp_path, 3, "skipper", QUICK) as group:
         one, frozen, two = group

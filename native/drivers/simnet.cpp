@@ -228,6 +228,10 @@ void Sim::plan_entry(Rank rank) {
     host.entering = true;
     host.enter_at = std::max(now(), hangs_.done(rank, from, spec_.compute[op][rank]));
     network_.alarm(host.enter_at, rank, kEnter);
+    if (hangs_.announced(rank, from, spec_.compute[op][rank])) {
+        host.core->set_away(true);
+        network_.alarm(now(), rank, kWake);
+    }
 }
 
 void Sim::enter(Rank rank) {

@@ -113,6 +113,13 @@ void UdpLane::install(Epoch epoch) {
     if (std::exchange(shared_->asleep, false)) wake();
 }
 
+void UdpLane::set_away(bool away) {
+    const std::lock_guard lock(shared_->mutex);
+    if (shared_->ended || !engine_) return;
+    shared_->away = away;
+    if (std::exchange(shared_->asleep, false)) wake();
+}
+
 bool UdpLane::wait(Ticket ticket, Duration timeout, OpReport& report) {
     std::unique_lock lock(shared_->mutex);
     const auto there = [&] { return shared_->ended || shared_->reports.contains(ticket); };
@@ -295,12 +302,12 @@ void UdpLane::take_commands() {
     std::vector<std::function<void(Core&)>> notices;
     std::vector<StateCommand> state_commands;
     std::vector<Epoch> epochs;
+    std::optional<bool> away;
     Duration linger;
     {
         const std::lock_guard lock(shared_->mutex);
-        if (shared_->submissions.empty() && shared_->state_commands.empty() && shared_->epochs.empty() &&
-            !shared_->close_changed)
-            return;
+        if (!shared_->commands()) return;
+        away = std::exchange(shared_->away, {});
         epochs.swap(shared_->epochs);
         submissions.swap(shared_->submissions);
         shared_->next_seq += static_cast<Seq>(submissions.size());
@@ -309,6 +316,7 @@ void UdpLane::take_commands() {
         notices.swap(shared_->notices);
     }
     for (const auto& notice : notices) notice(*core_);
+    if (away) core_->set_away(*away);
     const Time now = clock_now();
     for (Epoch& epoch : epochs) core_->install(now, std::move(epoch));
     if (StateChannel* const state = core_->state())
@@ -450,9 +458,7 @@ void UdpLane::take_progress() {
 void UdpLane::sleep() {
     {
         const std::lock_guard lock(shared_->mutex);
-        if (!shared_->submissions.empty() || !shared_->state_commands.empty() || !shared_->epochs.empty() ||
-            shared_->close_changed)
-            return;
+        if (shared_->commands()) return;
         shared_->asleep = true;
         take_stats();
         take_progress();

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -71,7 +72,9 @@ public:
     Ticket submit(std::span<float> bucket, const Terms& terms);
     // Takes effect before the next submission, which is the first op that it can affect.
     void notify(std::function<void(Core&)> notice);
-    void install(Epoch epoch);  // as soon as the engine thread comes to it
+    // These take effect as soon as the engine thread comes to them.
+    void install(Epoch epoch);
+    void set_away(bool away);
     // Blocks for at most `timeout`. The report stays until drop_report(), so that a caller that is interrupted can
     // ask again.
     bool wait(Ticket ticket, Duration timeout, OpReport& report);
@@ -155,6 +158,7 @@ private:
         std::condition_variable reported;
         std::vector<Submission> submissions;
         std::vector<std::function<void(Core&)>> notices;
+        std::optional<bool> away;
         std::vector<Epoch> epochs;  // to be installed
         std::unordered_map<Ticket, OpReport> reports;
         std::vector<StateCommand> state_commands;
@@ -166,6 +170,11 @@ private:
         Duration close_linger = -1;  // < 0: stay open
         bool close_changed = false, asleep = false, ended = false;
         std::array<char, 256> failure{};  // not allocated: it may say that there is no memory
+
+        bool commands() const {  // notices wait for a submission
+            return !submissions.empty() || !state_commands.empty() || !epochs.empty() || away ||
+                   close_changed;
+        }
     };
     std::unique_ptr<Shared> shared_ = std::make_unique<Shared>();
 

@@ -38,6 +38,8 @@ public:
     virtual void forget(std::uint32_t key, std::uint64_t first, std::uint64_t last) = 0;
     // All owners have agreed on this epoch. One that is not later than the latest changes nothing.
     virtual void install(Time now, Epoch epoch) = 0;
+    // Whether the local rank will enter no op for a while: then nobody waits for it. To enter one is to be back.
+    virtual void set_away(bool away) = 0;
     virtual void say_goodbye() = 0;    // enter no more ops, go on serving
     virtual void abort(Time now) = 0;  // end the ops in flight with what has arrived
     virtual void leave() = 0;          // the last word: what has not been sent by now never will be

@@ -45,6 +45,7 @@ void Endpoint::submit(Time now, Ticket ticket, std::span<float> bucket, const Te
         ops_.jump(now);
         return spread_news();
     }
+    roster_.note_away(roster_.self(), false);
     roster_.set_repeat_time(settings_.resend ? kRepeatRoundTrips * links_.median_rtt(roster_.self()) : 0);
     for (Rank rank = 0; rank < roster_.ranks(); ++rank)
         if (rank != roster_.self())
@@ -99,6 +100,12 @@ void Endpoint::install(Time now, Epoch epoch) {
     for (Rank rank = 0; rank < roster_.ranks(); ++rank)
         if (rank != roster_.self()) outbox_.answer(rank);  // tells them that there is a later epoch
     spread_news();
+}
+
+void Endpoint::set_away(bool away) {
+    if (!roster_.note_away(roster_.self(), away)) return;
+    for (Rank rank = 0; rank < roster_.ranks(); ++rank)
+        if (rank != roster_.self()) outbox_.answer(rank);
 }
 
 void Endpoint::skip_to(Seq seq) {
@@ -171,6 +178,9 @@ void Endpoint::on_feedback(Time now, const wire::Header& header, std::span<const
     roster_.hear(LrScale{header.lr_scale, header.lr_period}, header.seq);
     if (!(header.flags & wire::kForgotten)) accounts_.hear_lacked(header);
     note_entered(now, header.source, header.seq);
+    // One that was overtaken by an entry says nothing.
+    if (header.seq >= roster_[header.source].entered)
+        roster_.note_away(header.source, header.flags & wire::kAway);
 }
 
 // A report that was trimmed on its way says nothing; another one is asked for in time.

@@ -44,6 +44,7 @@ public:
         carry_.forget_means(key, first, last);
     }
     void install(Time now, Epoch epoch) override;
+    void set_away(bool away) override;
     void say_goodbye() override;
     void abort(Time now) override;
     void leave() override;

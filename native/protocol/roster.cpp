@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 namespace tailcut {
 namespace {
@@ -64,8 +65,11 @@ void Roster::hear(const LrScale& told, Seq by) {
 bool Roster::note_entered(Rank rank, Seq entered) {
     if (entered <= members_[rank].entered) return false;
     members_[rank].entered = entered;
+    members_[rank].away = false;
     return true;
 }
+
+bool Roster::note_away(Rank rank, bool away) { return std::exchange(members_[rank].away, away) != away; }
 
 void Roster::set(Rank rank, bool Member::* why, bool is) {
     Member& member = members_[rank];

@@ -19,6 +19,7 @@ public:
         bool leaving = false;  // it has said goodbye
         bool quiet = false;    // several ops have ended without a word from it
         bool lost = false;     // it is too far behind to serve its shard
+        bool away = false;     // it has said that it will enter no op for a while
         int quiet_ops = 0;     // ops in a row that ended without a word from it
         Time heard_at = -1;
         std::uint8_t incast = 0;  // senders it accepts at once; 0: any number
@@ -57,6 +58,7 @@ public:
     void hear(Time now, Rank rank, std::uint8_t incast);
     void hear(const LrScale& told, Seq by);
     bool note_entered(Rank rank, Seq entered);  // returns whether that is news
+    bool note_away(Rank rank, bool away);       // returns whether that is news
     void note_served_from(Rank rank, Seq from) { members_[rank].served_from = from; }
     void note_leaving(Rank rank, Seq from);
     // An op that we entered at this time has ended without all: ranks that were not heard since then may be

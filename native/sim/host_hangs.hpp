@@ -12,6 +12,7 @@ namespace tailcut::sim {
 struct Hang {
     Rank rank;
     Time from, until;
+    bool announced = false;  // the program says before that it will enter no op
 };
 
 class HostHangs {
@@ -26,12 +27,21 @@ public:
     // When a rank is done that begins now and takes so long if it does not hang.
     Time done(Rank rank, Time begin, Duration takes) const {
         for (const Hang& hang : by_rank_[rank])
-            if (hang.from <= begin + takes && begin < hang.until)
-                takes += hang.until - std::max(hang.from, begin);
+            if (hits(hang, begin, takes)) takes += hang.until - std::max(hang.from, begin);
         return begin + takes;
     }
 
+    // Whether it knows that it will hang meanwhile.
+    bool announced(Rank rank, Time begin, Duration takes) const {
+        return std::ranges::any_of(
+            by_rank_[rank], [&](const Hang& hang) { return hang.announced && hits(hang, begin, takes); });
+    }
+
 private:
+    static bool hits(const Hang& hang, Time begin, Duration takes) {
+        return hang.from <= begin + takes && begin < hang.until;
+    }
+
     std::vector<std::vector<Hang>> by_rank_;
 };
 

@@ -32,6 +32,7 @@ enum Flag : std::uint16_t {
     kGoodbyeKnown = 1,  // the destination's GOODBYE has been heard
     kCutsListed = 2,    // the second half of the payload lists means that came trimmed
     kForgotten = 4,     // served_from stands in the place of error_energy
+    kAway = 16,         // FEEDBACK: the source will enter no op for a while, because it evaluates, say
     // STATE
     kAnswer = 1,  // set: a run of a blob; clear: a request for one
     kAbsent = 2,  // on an answer: the source does not offer the blob

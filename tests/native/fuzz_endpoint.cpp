@@ -657,6 +657,7 @@ void Group::wait() {
 void Group::use_state() {
     Host& host = any_host();
     const std::uint32_t deed = script_.below(8);
+    if (deed >= 6) return host.endpoint.set_away(deed == 6);
     if (deed >= 4) return host.endpoint.resynced();
     const auto other = static_cast<Rank>(script_.below(ranks_ + 1u));
     host.use_state(deed, other, script_.below(10));

@@ -72,6 +72,7 @@ class Training:
             "skipped": stats.skipped_steps,
             "forwards": self.forwards,
             "batch": self.batch,
+            "awaited": [link.awaited for link in reports[-1].links],
             "ended_by_deadline": sum(report.ended_by == "deadline" for report in reports),
             "scale": self.scaler.get_scale() if self.scaler else 0.0,
             "lr": self.schedule.get_last_lr(),
@@ -94,6 +95,10 @@ def main() -> None:
         elif word == "accumulate":
             with training.ddp.no_sync():
                 training.backward(poisoned=False)
+        elif word == "evaluate":
+            with torch.no_grad():
+                loss_of(training.ddp.module.eval(), 0)
+            training.ddp.train()
         elif word == "resync":
             training.attachment.resync()
         else:  # until it has heard that it is so many ops behind

@@ -38,6 +38,7 @@ public:
     void forget(std::uint32_t, std::uint64_t, std::uint64_t) override {}
     // The weights are alike in every row.
     void install(Time now, Epoch epoch) override;
+    void set_away(bool away) override { row_.set_away(away); }
     void say_goodbye() override;
     void abort(Time now) override;
     void leave() override;

@@ -14,11 +14,16 @@ constexpr std::size_t kMostBuckets = 1 << 12;  // keys come from the network too
 }  // namespace
 
 std::vector<bool> Attendance::awaited(Seq seq, std::uint32_t key) const {
-    std::vector<bool> present(roster_.ranks());
-    for (Rank rank = 0; rank < roster_.ranks(); ++rank)
+    std::vector<bool> present(roster_.ranks()), here(roster_.ranks());
+    for (Rank rank = 0; rank < roster_.ranks(); ++rank) {
         present[rank] = rank == roster_.self() || !roster_.silent(rank);
+        here[rank] = present[rank] && !roster_[rank].away;
+    }
+    if (!enabled_) return present;
+    // While most are away, those who come back first do not go on alone.
+    if (2 * std::ranges::count(here, true) > std::ranges::count(present, true)) present = here;
     const auto bucket = buckets_.find(key);
-    if (!enabled_ || bucket == buckets_.end()) return present;
+    if (bucket == buckets_.end()) return present;
     const Rolls& rolls = bucket->second;
     auto roll = rolls.lower_bound(seq);
     if (std::distance(rolls.begin(), roll) < static_cast<std::ptrdiff_t>(kRolls)) return present;

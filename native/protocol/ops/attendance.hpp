@@ -1,6 +1,6 @@
 // Whom SCATTER of a bucket awaits: the ranks whose contribution to one of the last two ops of this bucket came
-// within the bound t_B, also if it came after an early close. A rank that is not awaited costs its contribution
-// and nothing else. Each owner judges for itself: to disagree changes only its own waits.
+// within the bound t_B, also if it came after an early close, and that have not said that they are away. A rank that
+// is not awaited costs its contribution and nothing else. Each owner judges for itself: to disagree changes only its own waits.
 #pragma once
 
 #include <cstdint>

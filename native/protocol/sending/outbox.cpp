@@ -289,6 +289,7 @@ void Outbox::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoi
     out.header.type = type;
     out.header.flags = (reply_wanted ? wire::kReplyWanted : 0) |
                        (roster_[rank].leaving ? wire::kGoodbyeKnown : 0) | (multicast ? wire::kMulticast : 0);
+    if (type == wire::Type::kFeedback && roster_[roster_.self()].away) out.header.flags |= wire::kAway;
     out.header.seq = type == wire::Type::kGoodbye ? goodbye_.unserved_from() : ops_.next_seq();
     const LrScale& own = ops_.terms().lr_scale;
     const LrScale& known = own.newer_than(roster_.lr_scale()) ? own : roster_.lr_scale();

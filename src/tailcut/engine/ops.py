@@ -203,6 +203,13 @@ class Ops:
         for lane in self.lanes:
             lane.resynced()
 
+    def set_away(self, away: bool) -> None:
+        """Whether this rank enters no op for a while, so that nobody waits for it. To enter one ends it."""
+        if self._closed or os.getpid() != self._process:
+            return
+        for lane in self.lanes:
+            lane.set_away(away)
+
     @property
     def behind_ops(self) -> int:
         """Ops that the group has entered and this rank has not, over all lanes."""

@@ -7,6 +7,7 @@ Owns what a training script uses: figures, state, the end. Touches only the grad
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from tailcut.errors import ConfigError
 from tailcut.group import Group
 from tailcut.ledger.writer import NO_LEDGER
 from tailcut.policy.budget import EXCESS
+from tailcut.pytorch.absence import Absence
 from tailcut.pytorch.blocks import Bucket
 from tailcut.pytorch.catch_up import CatchUp
 from tailcut.pytorch.demands import check_gradients, check_scaler, fitting, warn_of_what_blocks
@@ -135,6 +137,10 @@ class Attachment:
                 self._scaling = Scaling(scaler, optimizer, group.config.window_ops)
             self._reducer = Reducer(group, self._listen, farewell)
         self._passes = Passes()
+        self._absence: Absence | None = None
+        if group is not None:
+            self._absence = Absence(group._ops, self._passes)
+            ddp.module.register_forward_pre_hook(self._absence)
         self._rolling = self._roll() if group is not None else None
         self._rejoin = self._rejoining() if group is not None else None
         self._catch_up: CatchUp | None = None
@@ -259,6 +265,11 @@ class Attachment:
             self._reducer.behind = None
             self._reducer.group.resynced()
 
+    def away(self) -> AbstractContextManager[None]:
+        """The others do not wait for this rank meanwhile: ``with attachment.away(): torch.save(...)``. An
+        evaluation needs no such word: a forward pass in eval mode without gradients is one."""
+        return self._absence.lasting() if self._absence else nullcontext()
+
     def before_checkpoint(self) -> None:
         """Make all replicas equal, so that a checkpoint of any rank is one of all. Every rank calls it, also
         if only one then saves: ``attachment.before_checkpoint(); torch.save(...)``. Who skips it saves a
@@ -293,7 +304,7 @@ class Attachment:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self._ddp = self._optimizer = self._scaler = self._scaling = self._reducer = self._rolling = None
-        self._catch_up = self._rejoin = self._following = self._stalls = None
+        self._catch_up = self._rejoin = self._following = self._stalls = self._absence = None
         self._passes = Passes()
         self._resynced_bytes = 0
         self.reports = deque(maxlen=0)
@@ -349,6 +360,8 @@ class Attachment:
             return
         if self._stalls is not None:
             self._stalls.enter()
+        if self._absence is not None and torch.is_grad_enabled():
+            self._absence.end()
         if ddp.training and torch.is_grad_enabled():
             self._passes.forwards += 1
             if self._rolling is not None:

@@ -149,6 +149,9 @@ class ReplayLane:
     def resynced(self) -> None:
         self._player.resynced()
 
+    def set_away(self, away: bool) -> None:
+        """The record says who was not waited for."""
+
     def skip_to(self, seq: int) -> None:
         self._next_seq = seq
 

@@ -112,7 +112,7 @@ def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _na
         until_ns = None if freeze.until_s is None else ns(freeze.until_s)
         spec.freeze(freeze.rank, ns(freeze.from_s), until_ns)
     for hang in scenario.hangs:
-        spec.hang(hang.rank, ns(hang.from_s), ns(hang.until_s))
+        spec.hang(hang.rank, ns(hang.from_s), ns(hang.until_s), hang.announced)
     for at_s, destination, datagram in scenario.injections:
         spec.inject(ns(at_s), destination, datagram)
     if policies is None and scenario.steering:

@@ -34,6 +34,8 @@ class Hang:
     rank: int
     from_s: float
     until_s: float
+    announced: bool = False
+    """Whether it says so before, as a program does that is about to evaluate."""
 
 
 @dataclass(frozen=True, kw_only=True)
