@@ -102,7 +102,27 @@ IN_VIRTUAL_TIME = {
     "test_testbed_scenarios",
     "test_wire",
 }
-"""Modules that compute and simulate. With ``-n`` they run beside each other, all others have the machine."""
+"""Modules that compute and simulate."""
+
+PATIENT = {
+    "test_absence",
+    "test_attach",
+    "test_attach_faults",
+    "test_backend",
+    "test_catch_up",
+    "test_donor",
+    "test_examples",
+    "test_hybrid",
+    "test_rejoin",
+    "test_reliable",
+    "test_replay_training",
+    "test_resync",
+    "test_scaling",
+    "test_stalls",
+    "test_wrapped",
+}
+"""Modules that wait for their processes as long as these take. Together with those above they run beside each
+other with ``-n``; all other modules have the machine for themselves."""
 
 
 def pytest_configure() -> None:
@@ -140,7 +160,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Keep a test of real time alone. The lock is on this file, which all workers of a ``-n`` have open."""
+    """Keep a test that needs the machine alone. The lock is on this file, which all workers have open."""
     with open(__file__) as file:
         if "PYTEST_XDIST_WORKER" in os.environ:
             fcntl.flock(file, fcntl.LOCK_EX if _needs_the_machine(item) else fcntl.LOCK_SH)
@@ -151,7 +171,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def _needs_the_machine(item: pytest.Item) -> bool:
-    return item.path.stem not in IN_VIRTUAL_TIME
+    return item.path.stem not in IN_VIRTUAL_TIME | PATIENT
 
 
 def _is_fast(item: pytest.Item) -> bool:

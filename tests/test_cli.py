@@ -105,7 +105,10 @@ def test_bench_on_a_testbed_counts_what_is_on_the_wire(tmp_path, capsys):
     assert row["ratio"]["wire_bytes"]["median"] == pytest.approx(1.95, rel=0.1)
 
 
-@pytest.mark.parametrize(("hook", "most"), [("fp16", 1e-6), ("bf16", 1e-4), ("powersgd", 2.0)])
+@pytest.mark.parametrize(
+    ("hook", "most"),
+    [("fp16", 1e-6), pytest.param("bf16", 1e-4, marks=pytest.mark.long), ("powersgd", 2.0)],
+)
 def test_bench_against_the_hooks_of_torch(hook, most, tmp_path, capsys):
     path = tmp_path / "run.json"
     arguments = [*QUICK, "--rounds", "5", "--against", hook, "--json", str(path)]

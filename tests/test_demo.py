@@ -301,6 +301,7 @@ def test_a_side_that_dies_is_named_and_the_others_go_on(
     assert "Gloo with fp16, seed 1, stopped: rank 1 ended" in (output / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")

@@ -45,6 +45,7 @@ def steps(*times_s: tuple[float, float], reports: dict[int, Report] | None = Non
     ]
 
 
+@pytest.mark.long
 def test_both_sides_train_and_the_summary_says_what_the_freeze_cost():
     stream = io.StringIO()
     story = freeze.run(SHORT, stream)

@@ -248,9 +248,9 @@ def test_a_process_that_ends_in_any_way_does_not_hang_nor_hold_up_its_peer(
     ("mtu", "settings", "payload_bytes"),
     [
         (1500, {"TAILCUT_CODEC": "raw"}, 1280),
-        (9000, {"TAILCUT_CODEC": "raw"}, 8704),
-        (1500, {"TAILCUT_PLANES": "16"}, 1424),
-        (9000, {"TAILCUT_PLANES": "16"}, 8208),
+        pytest.param(9000, {"TAILCUT_CODEC": "raw"}, 8704, marks=pytest.mark.long),
+        pytest.param(1500, {"TAILCUT_PLANES": "16"}, 1424, marks=pytest.mark.long),
+        pytest.param(9000, {"TAILCUT_PLANES": "16"}, 8208, marks=pytest.mark.long),
         (9000, {"TAILCUT_PLANES": "16", "TAILCUT_TRIM_BYTES": "256"}, 2576),
         (1500, {"TAILCUT_PLANES": "4"}, 1424),
     ],

@@ -70,7 +70,7 @@ def steps_with(rejoined: Worker, *others: Worker) -> None:
         assert apart < 0.05 * np.abs(one["some"]).max()
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("lanes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_rank_frozen_beyond_the_window_rejoins_and_is_equal_after_a_resync(
     tmp_path: Path, lanes: int
 ) -> None:

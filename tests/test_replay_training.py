@@ -135,6 +135,7 @@ def test_a_run_in_which_a_rank_was_killed_has_the_same_bits_again(tmp_path: Path
     assert digests(again, 3) == digests(was, 3)
 
 
+@pytest.mark.long
 def test_a_single_op_is_stored_and_computed_again_by_the_command_line(tmp_path: Path) -> None:
     _, was = train(tmp_path, 2, STEPS, CALM, {})
     assert was

@@ -537,6 +537,7 @@ def started(*words: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("nothing_is_left")
 def test_nothing_is_left_after_fifty_testbeds_of_which_some_were_killed():
     chance = random.Random(0)
