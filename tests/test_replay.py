@@ -21,6 +21,7 @@ from tailcut.codec import trimmed_payload_bytes
 from tailcut.engine.loss_scale import tag_of
 from tailcut.ledger.book import RankLedger
 from tailcut.ledger.records import Note, OpRecord, Start, op_head, start_payload
+from tailcut.policy import epochs as epochs_policy
 from tailcut.policy.epochs import Agreement, Step
 from tailcut.replay import deliveries, single
 from tailcut.replay.deliveries import Deliveries
@@ -194,6 +195,22 @@ def test_a_run_in_which_a_rank_died_has_the_same_bits_again(codec: str, dies_s: 
     if dies_s < 0.3:
         used = [op.seq for op in dead.open if any(uses_mean_of(ledger, op, rank) for rank in (0, 1, 3))]
         assert used
+
+
+def test_a_contribution_to_an_op_that_was_given_up_is_given_to_those_who_had_used_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An epoch begins with an op that ranks are in: who hears of it gives the op up, and others may have
+    used its contribution before they hear."""
+    monkeypatch.setattr(epochs_policy, "AHEAD_OPS", 0)
+    compute_s = 0.003 * np.exp(0.8 * np.random.default_rng(2).standard_normal((60, 4)))
+    dies = Freeze(2, 0.034, None)
+    scenario = replace(BAD, seed=2, ops=60, epochs=True, compute_s=compute_s.tolist(), freezes=[dies])
+    epochs: dict[int, Note] = {}
+    simulation = simulate_with_epochs(scenario, epochs)
+    script = Script(check(simulation, tuple(epochs.values())))
+    given_up = [op for own in script.ranks.values() for op in own.ops if op.voided]
+    assert any(own.needs_contribution(op.seq, op.rank) for op in given_up for own in script.ranks.values())
 
 
 def uses_mean_of(ledger: Ledger, op: OpRecord, rank: int) -> bool:

@@ -18,6 +18,15 @@ from tailcut.replay.late import LateParts
 from tailcut.replay.script import Closing, Script, on_time
 
 
+def begin_op(core: _native.ReplayCore, seq: int, alike: OpRecord, key: int, tag: int) -> None:
+    """Make an op known to a core; ``alike`` has its terms."""
+    terms = alike.terms
+    scatter, gather = (
+        (int(coding["planes"]), bool(coding["whole"])) for coding in (terms["scatter"], terms["gather"])
+    )
+    core.begin(seq, alike.report.length, key, scatter, gather, tag)
+
+
 class Owner:
     """The shards of one rank."""
 
@@ -43,15 +52,11 @@ class Owner:
         self._ahead = [op for op in played if self._closes_early(op)]
 
     def begin(self, seq: int, alike: OpRecord, key: int, tag: int) -> None:
-        """Make an op known to the core; ``alike`` has its terms."""
+        """Make an op known to the core, with the late parts that it takes in."""
         if seq in self._begun:
             return
         self._begun.add(seq)
-        terms = alike.terms
-        scatter, gather = (
-            (int(coding["planes"]), bool(coding["whole"])) for coding in (terms["scatter"], terms["gather"])
-        )
-        self._core.begin(seq, alike.report.length, key, scatter, gather, tag)
+        begin_op(self._core, seq, alike, key, tag)
         for parts in self._own.late.get(seq, []):
             if parts.stage == "scatter":
                 self._core.admit(seq, parts.seq, parts.source, parts.subtracted, parts.runs)

@@ -6,6 +6,7 @@ Owns the order of an op's steps and the check of its result. A variant of an eng
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tailcut.codec import CODEC_IDS
 from tailcut.errors import ReplayError
 from tailcut.ledger.records import OpRecord
 from tailcut.replay.exchange import Exchange
-from tailcut.replay.owner import Owner
+from tailcut.replay.owner import Owner, begin_op
 from tailcut.replay.script import Script, in_time, shard_of
 
 Array = npt.NDArray[np.float32]
@@ -30,14 +31,21 @@ class Player:
     copies of other ranks' state."""
 
     def __init__(self, script: Script, rank: int, exchange: Exchange) -> None:
-        about, config = script.ranks[rank].ledger.start.about, script.about["config"]
-        window_ops = int(config["window_ops"])
         self._script = script
         self._own = script.ranks[rank]
         self.rank = rank
-        self.ranks = int(about["ranks"])
-        self.core = _native.ReplayCore(
-            rank=rank,
+        self.ranks = int(self._own.ledger.start.about["ranks"])
+        self._epochs = self._known_epochs()
+        self.core = self._core_with(self._epochs)
+        self._lock = threading.Lock()
+        self._owner = Owner(self.core, script, rank, exchange, self._lock)
+        self._deliveries = self._owner.deliveries
+
+    def _core_with(self, epochs: Sequence[_native.Epoch]) -> _native.ReplayCore:
+        about, config = self._own.ledger.start.about, self._script.about["config"]
+        window_ops = int(config["window_ops"])
+        core = _native.ReplayCore(
+            rank=self.rank,
             ranks=self.ranks,
             seed=int(config["seed"]),
             codec=CODEC_IDS[about["codec"]],
@@ -45,14 +53,14 @@ class Player:
             carry=config["late"] == "carry",
             late_ops=max(min(window_ops, 64), window_ops // 16) + SPARE_OPS,
         )
-        self._install_epochs()
-        self._lock = threading.Lock()
-        self._owner = Owner(self.core, script, rank, exchange, self._lock)
-        self._deliveries = self._owner.deliveries
+        for epoch in epochs:
+            core.install(epoch)
+        return core
 
-    def _install_epochs(self) -> None:
+    def _known_epochs(self) -> list[_native.Epoch]:
         """All that any rank knew of: each holds from its first op on, unless this rank had ended that before
         it knew."""
+        known = []
         epochs: dict[int, dict[str, Any]] = {}
         for script in self._script.ranks.values():
             for note in script.ledger.notes:
@@ -62,7 +70,8 @@ class Player:
             agreed: int = epoch["first_seqs"][0]
             ended = [op.seq for op in self._own.ops if op.report.epoch < number and not op.voided]
             first_seq = max([agreed, *(seq + 1 for seq in ended)])
-            self.core.install(_native.Epoch(number, first_seq, epoch["weights"], epoch["members"]))
+            known.append(_native.Epoch(number, first_seq, epoch["weights"], epoch["members"]))
+        return known
 
     def serve_rest(self) -> None:
         """This rank begins no more ops: close what others took of those that it has not ended."""
@@ -103,8 +112,10 @@ class Player:
         if record is None:
             return None
         self._check(record, bucket.size)
-        if not record.voided:
-            with self._lock:
+        with self._lock:
+            if record.voided:
+                self._enter_in_vain(record, bucket, tag)
+            else:
                 self._enter(record, bucket, tag)
         return None if seq in self._own.unended else record
 
@@ -115,9 +126,21 @@ class Player:
         self._owner.take_handed_over(record)
         self.core.enter(seq, bucket, record.contributed)
         self._owner.note_entry(record)
+        self._contribute(self.core, seq)
+
+    def _enter_in_vain(self, record: OpRecord, bucket: Array, tag: int) -> None:
+        """The op was given up here because its epoch was replaced. Others may have used the contribution
+        before they knew of that, so it is made for the epoch in which they did."""
+        core = self._core_with([epoch for epoch in self._epochs if epoch.number <= record.report.epoch])
+        begin_op(core, record.seq, record, int(record.terms["key"]), tag)
+        core.enter(record.seq, bucket, record.contributed)
+        self._contribute(core, record.seq)
+
+    def _contribute(self, core: _native.ReplayCore, seq: int) -> None:
+        """Give what this rank has entered an op with to all who used some of it."""
         for peer in self._others():
             if self._deliveries.wants_contribution(seq, peer):
-                self._deliveries.give_contribution(seq, peer, self.core.contribution(seq, peer))
+                self._deliveries.give_contribution(seq, peer, core.contribution(seq, peer))
 
     def _check(self, record: OpRecord, length: int) -> None:
         if record.report.length != length:
