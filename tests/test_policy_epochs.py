@@ -11,6 +11,7 @@ from tailcut.grid import GridLayout
 from tailcut.mirror import Link, LinkStage, StageReport
 from tailcut.policy.epoch_values import Epoch, Pace
 from tailcut.policy.epochs import (
+    AHEAD_LOOKS,
     AHEAD_OPS,
     PATIENCE_S,
     RETURNED_OPS,
@@ -27,13 +28,14 @@ OP_S = 0.01
 
 
 class Play:
-    """Ranks that end ops in step and share a store that answers at once."""
+    """Ranks that end ops in step and share a store."""
 
     def __init__(self, ranks: int) -> None:
         self.agreements = [Agreement(rank, GridLayout(ranks)) for rank in range(ranks)]
         self.store: dict[str, bytes] = {}
         self.seq = 0
         self.installed: list[tuple[int, Epoch]] = []
+        self.look_s: dict[int, float] = {}  # by rank: how long its looks into the store take
 
     def op(
         self, alive: Sequence[int], silent: Sequence[int] = (), left: Sequence[int] = (), look: bool = True
@@ -59,7 +61,8 @@ class Play:
         look_at_s = agreement.look_at_s()
         if look_at_s is None or look_at_s > OP_S * self.seq:
             return False
-        step = agreement.step(OP_S * self.seq, {key: self.store.get(key) for key in agreement.wanted()})
+        content = {key: self.store.get(key) for key in agreement.wanted()}
+        step = agreement.step(OP_S * self.seq, content, self.look_s.get(rank, 0.0))
         self.store.update({key: vote.encode() for key, vote in step.votes.items()})
         if step.proposal:
             self.store.setdefault(step.proposal[0], step.proposal[1].encode())
@@ -94,6 +97,17 @@ def test_the_living_follow_one_epoch_that_begins_ahead_of_all() -> None:
     # 40 ms are four ops here.
     assert epoch.first_seqs == (SILENT_OPS + AHEAD_OPS,)
     assert Epoch.parse(epoch.text().encode()) == epoch
+
+
+def test_an_epoch_begins_as_far_ahead_as_the_slowest_voter_needs_to_read_of_it() -> None:
+    """Over a network that loses packets, the store may take as long as many ops."""
+    play = Play(4)
+    play.look_s[1] = 0.05
+    play.ops(40, [0, 1, 2, 3])
+    play.ops(SILENT_OPS + 2, [0, 1, 3], [2])
+    (epoch,) = {epoch for _, epoch in play.installed}
+    looks = AHEAD_LOOKS * round(play.look_s[1] / OP_S)
+    assert epoch.first_seqs == (40 + SILENT_OPS + AHEAD_OPS + looks,)
 
 
 def test_a_short_silence_takes_its_vote_back() -> None:

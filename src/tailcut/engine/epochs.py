@@ -123,9 +123,11 @@ class EpochKeeper:
         return None
 
     def _ask(self, keys: list[str]) -> None:
+        began_s = time.monotonic()
         content = {key: try_get(self._store, self._prefix + key) for key in keys}
         with self._changed:
-            step = self._agreement.step(time.monotonic(), content)
+            now_s = time.monotonic()
+            step = self._agreement.step(now_s, content, now_s - began_s)
             news = self._agreement.take_news()
             self._failure = ""
         self._do(step)

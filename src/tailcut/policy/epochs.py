@@ -46,9 +46,10 @@ PAUSE_S = 0.005
 """Between two looks into the store, at first. The pause grows tenfold while nothing happens, and a
 hundredfold if it is only about ports."""
 
-AHEAD_PAUSES = 8
-"""An epoch also begins at least as many ops ahead as are entered in so many pauses: all must have read of it
-before."""
+AHEAD_PAUSES, AHEAD_LOOKS = 8, 3
+"""An epoch also begins at least as many ops ahead as are entered in so many pauses and so many looks into the
+store, as long as the slowest voter's take: the proposal must be there, and all must have read it before. Who
+is in such an op when it hears of the epoch has to give the op up."""
 
 PATIENCE_S = 1.0
 """How long the votes of all future members are waited for when a majority has voted."""
@@ -81,6 +82,8 @@ class _Said(NamedTuple):
     wish: float
     entered: list[int]
     """How many ops the voter had entered, by lane."""
+    look_s: float
+    """How long its looks into the store take."""
 
 
 def _subjects(wishes: Wishes) -> set[tuple[int, bool]]:
@@ -114,6 +117,7 @@ class Agreement:
         self._voted_at = 0.0
         self._told_minority = False
         self._look_at = 0.0
+        self._look_s = 0.0  # how long looks take: the longest of the latest
         self._pause_s = pause_s
         self._news: list[str] = []
         self._alarms: list[str] = []
@@ -199,8 +203,10 @@ class Agreement:
     def _vote_key(self, rank: int) -> str:
         return f"{self._next_key}/vote/{rank}"
 
-    def step(self, now_s: float, content: Mapping[str, bytes | None]) -> Step:
-        """What follows from the values of ``wanted()``; None where there is none."""
+    def step(self, now_s: float, content: Mapping[str, bytes | None], took_s: float = 0.0) -> Step:
+        """What follows from the values of ``wanted()``, which took so long to read; None where there is
+        none."""
+        self._look_s = max(took_s, self._look_s / 2)
         changes, wishes = self._changes, self._wishes
         self._look_at = now_s + self._pause_s
         self._pause_s = min(1.5 * self._pause_s, (10 if changes else 100) * self._first_pause_s)
@@ -210,7 +216,8 @@ class Agreement:
             return Step()
         votes = {}
         if _subjects(wishes) != _subjects(self._vote):
-            votes[self._vote_key(self.rank)] = json.dumps([sorted(wishes.items()), self._entered])
+            vote = [sorted(wishes.items()), self._entered, self._look_s]
+            votes[self._vote_key(self.rank)] = json.dumps(vote)
             self._vote, self._voted_at = wishes, now_s
         said = self._votes_of(self._vote, content)
         agreed = {rank for rank in wishes if self._decided(rank, set(said[rank]))}
@@ -238,13 +245,14 @@ class Agreement:
 
     def _votes_of(self, wishes: Wishes, content: Mapping[str, bytes | None]) -> dict[int, dict[int, _Said]]:
         """By rank that should change: who says so too."""
-        said = {rank: {self.rank: _Said(wish, self._entered)} for rank, wish in wishes.items()}
+        own = (self._entered, self._look_s)
+        said = {rank: {self.rank: _Said(wish, *own)} for rank, wish in wishes.items()}
         for voter in self._electorate(self.rank) - {self.rank}:
             if vote := content.get(self._vote_key(voter)):
-                theirs, entered = json.loads(vote)
+                theirs, entered, look_s = json.loads(vote)
                 for rank, wish in theirs:
                     if rank in wishes and (wish == _MEMBERSHIP) == (wishes[rank] == _MEMBERSHIP):
-                        said[rank][voter] = _Said(wish, entered)
+                        said[rank][voter] = _Said(wish, entered, look_s)
         return said
 
     def _decided(self, rank: int, voters: set[int]) -> bool:
@@ -254,12 +262,13 @@ class Agreement:
         return len(voters) > half or (len(voters) == half and min(electorate) in voters)
 
     def _proposal(self, agreed: Mapping[int, Mapping[int, _Said]]) -> Epoch:
-        entered = [said.entered for votes in agreed.values() for said in votes.values()]
+        all_said = [said for votes in agreed.values() for said in votes.values()]
+        ahead_s = AHEAD_PAUSES * self._first_pause_s + AHEAD_LOOKS * max(said.look_s for said in all_said)
         wishes = {rank: median_low(said.wish for said in votes.values()) for rank, votes in agreed.items()}
         changes = {rank for rank, wish in wishes.items() if wish == _MEMBERSHIP}
         first_seqs = [
-            max(before, *(seqs[lane] for seqs in entered))
-            + max(AHEAD_OPS, pace.most_within(AHEAD_PAUSES * self._first_pause_s))
+            max(before, *(said.entered[lane] for said in all_said))
+            + max(AHEAD_OPS, pace.most_within(ahead_s))
             + FARTHER_OPS * (self._grid.rows > 1)
             + UNHURRIED_OPS * (not changes)
             for lane, (pace, before) in enumerate(zip(self._paces, self.epoch.first_seqs, strict=True))
