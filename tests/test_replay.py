@@ -197,20 +197,31 @@ def test_a_run_in_which_a_rank_died_has_the_same_bits_again(codec: str, dies_s: 
         assert used
 
 
+def overtaken(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Simulation, tuple[Note, ...]]:
+    """An epoch begins with an op that ranks are in: who hears of it gives the op up."""
+    monkeypatch.setattr(epochs_policy, "AHEAD_OPS", 0)
+    compute_s = 0.003 * np.exp(0.8 * np.random.default_rng(seed).standard_normal((60, 4)))
+    dies = Freeze(2, 0.03 + 0.002 * (seed % 17), None)
+    scenario = replace(BAD, seed=seed, ops=60, epochs=True, compute_s=compute_s.tolist(), freezes=[dies])
+    epochs: dict[int, Note] = {}
+    return simulate_with_epochs(scenario, epochs), tuple(epochs.values())
+
+
 def test_a_contribution_to_an_op_that_was_given_up_is_given_to_those_who_had_used_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An epoch begins with an op that ranks are in: who hears of it gives the op up, and others may have
-    used its contribution before they hear."""
-    monkeypatch.setattr(epochs_policy, "AHEAD_OPS", 0)
-    compute_s = 0.003 * np.exp(0.8 * np.random.default_rng(2).standard_normal((60, 4)))
-    dies = Freeze(2, 0.034, None)
-    scenario = replace(BAD, seed=2, ops=60, epochs=True, compute_s=compute_s.tolist(), freezes=[dies])
-    epochs: dict[int, Note] = {}
-    simulation = simulate_with_epochs(scenario, epochs)
-    script = Script(check(simulation, tuple(epochs.values())))
+    script = Script(check(*overtaken(2, monkeypatch)))
     given_up = [op for own in script.ranks.values() for op in own.ops if op.voided]
     assert any(own.needs_contribution(op.seq, op.rank) for op in given_up for own in script.ranks.values())
+
+
+@pytest.mark.parametrize("seed", [18, 26, 28])
+def test_a_mean_that_was_used_before_its_owner_gave_the_op_up_is_named(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation, notes = overtaken(seed, monkeypatch)
+    with pytest.raises(ReplayError, match=r"used the mean of rank \d in op \d+ in epoch 0, and rank \d then"):
+        replay(simulation, ledger_of(simulation, notes))
 
 
 def uses_mean_of(ledger: Ledger, op: OpRecord, rank: int) -> bool:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from tailcut.errors import ReplayError
 from tailcut.ledger.fates import Runs
+from tailcut.ledger.records import OpRecord
 from tailcut.replay.exchange import Exchange
 from tailcut.replay.granules import overlap
 from tailcut.replay.script import Closing, Script
@@ -65,25 +66,31 @@ class Deliveries:
 
     def contribution(self, seq: int, peer: int) -> bytes:
         what = f"the contribution of rank {peer} to op {seq}"
-        self._check_recorded(seq, peer, what)
+        self._record_of(seq, peer, what)
         return self._take(seq, "scatter", peer, "whole", what)
 
     def mean(self, seq: int, owner: int, runs: Runs) -> bytes:
         """What has these granules of a mean."""
         what = f"the mean of rank {owner} in op {seq}"
-        self._check_recorded(seq, owner, what)
+        record, own = self._record_of(seq, owner, what), self._own.by_seq[seq]
+        if record.voided or record.report.epoch != own.report.epoch:
+            raise ReplayError(
+                f"rank {self._rank} used {what} in epoch {own.report.epoch}, and rank {owner} then gave the "
+                "op up for a later epoch: what it had done is not on record, and the replay cannot go on"
+            )
         return b"".join(
             self._take(seq, "gather", owner, closing.name, what)
             for closing in self._script.ranks[owner].closings(seq)
             if overlap(runs, closing.runs)
         )
 
-    def _check_recorded(self, seq: int, source: int, what: str) -> None:
-        if seq not in self._script.ranks[source].by_seq:
-            raise ReplayError(
-                f"rank {self._rank} used {what}, of which rank {source} has no record: it died there, and "
-                "what it had not ended is missing beside its ledger (the file .open)"
-            )
+    def _record_of(self, seq: int, source: int, what: str) -> OpRecord:
+        if (record := self._script.ranks[source].by_seq.get(seq)) is not None:
+            return record
+        raise ReplayError(
+            f"rank {self._rank} used {what}, of which rank {source} has no record: it died there, and "
+            "what it had not ended is missing beside its ledger (the file .open)"
+        )
 
     def copy(self, name: str, source: int) -> bytes:
         """A part of the training state of another rank, which it gives once."""
