@@ -299,6 +299,31 @@ def test_a_single_op_is_computed_again_from_its_file(codec: str, tmp_path: Path)
     assert re.search(r"plus rank \d's of op \d+ \(late\)", text)
 
 
+def test_a_single_op_of_a_run_in_which_a_rank_died_is_computed_again(tmp_path: Path) -> None:
+    """Both one in which it died, and others used what it had done, and one after its death."""
+    compute_s = [[0.003] * 4] * 60
+    scenario = replace(BAD, ops=60, epochs=True, compute_s=compute_s, freezes=[Freeze(2, 0.0517, None)])
+    epochs: dict[int, Note] = {}
+    simulation = simulate_with_epochs(scenario, epochs)
+    ledger = ledger_of(simulation, tuple(epochs.values()))
+    script, dead = Script(ledger), ledger.ranks[2]
+    died_in = next(op.seq for op in dead.open if any(uses_mean_of(ledger, op, rank) for rank in (0, 1, 3)))
+    for seq in (died_in, 50):
+        for rank, own in script.ranks.items():
+            dump = single.Dump(tmp_path / f"op{seq}", seq, script, rank)
+            for entered in sorted(record.seq for record in own.by_seq.values() if record.entered):
+                dump.note_input(entered, simulation.inputs[entered][rank])
+            if rank != 2:
+                dump.write(simulation.results[seq][rank])
+        single.join(tmp_path / f"op{seq}", script.ranks)
+        stored = single.read(tmp_path / f"op{seq}")
+        assert sorted(stored.outputs) == [0, 1, 3]
+        results = stored.again()
+        for rank, was in stored.outputs.items():
+            assert results[rank].tobytes() == was.tobytes()
+        assert list(explain(stored.ledger, seq))
+
+
 def test_what_is_no_stored_op_is_refused(tmp_path: Path) -> None:
     (tmp_path / "op").write_bytes(b"something else")
     with pytest.raises(ConfigError, match="is no op that was stored"):

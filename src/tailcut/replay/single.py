@@ -51,7 +51,7 @@ class SingleOp:
     inputs: Mapping[tuple[int, int], Array]
     """By op and rank."""
     outputs: Mapping[int, Array]
-    """Of the op, by rank."""
+    """Of the op, by rank: of those that have ended it."""
 
     def script(self) -> Script:
         return Script(self.ledger, only=frozenset(seq for seq, _ in self.inputs))
@@ -61,11 +61,17 @@ class SingleOp:
         script, exchange, results = self.script(), MemoryExchange(), dict[int, Array]()
 
         def play(player: Player) -> None:
-            for record in script.ranks[player.rank].ops:
+            own = script.ranks[player.rank]
+            for record in own.ops:
                 bucket = self.inputs[record.seq, player.rank].copy()
                 player.begin(record.seq, bucket, int(record.terms["loss_scale_tag"]))
                 player.end(record, bucket)
                 results[player.rank] = bucket
+            for seq, record in own.unended.items():
+                if record.entered:  # it was killed there
+                    bucket = self.inputs[seq, player.rank].copy()
+                    player.begin(seq, bucket, int(record.terms["loss_scale_tag"]))
+            player.serve_rest()
 
         play_together([_PlayerOfOne(script, rank, exchange, self.seq) for rank in script.ranks], play)
         return results
@@ -84,24 +90,30 @@ class _PlayerOfOne(Player):
 
 
 class Dump:
-    """What one rank stores on the way to an op. ``join`` makes one file of all ranks' files."""
+    """What one rank stores on the way to an op, which it may have died before: others may have used what it
+    did in earlier ones. ``join`` makes one file of all ranks' files."""
 
     def __init__(self, path: Path, seq: int, script: Script, rank: int) -> None:
-        if seq not in script.ranks[rank].by_seq:
-            raise ConfigError(f"rank {rank} has no op {seq} on record; {script.ledger.described_ops()}")
+        if not any(seq in own.by_seq for own in script.ranks.values()):
+            raise ConfigError(f"no rank has op {seq} on record; {script.ledger.described_ops()}")
         self.seq = seq
         self._ops = ops_behind(script, seq)
         self._file = part_of(path, rank)
         self._rank = rank
         self._arrays = {**_ledger_arrays(script.ledger.ranks[rank], self._ops)}
+        self._save()
 
     def note_input(self, seq: int, bucket: Array) -> None:
         if seq in self._ops:
             self._arrays[f"input.{seq}.{self._rank}"] = bucket.copy()
+            self._save()
 
     def write(self, bucket: Array) -> None:
         """The op has ended with this result."""
         self._arrays[f"output.{self.seq}.{self._rank}"] = bucket
+        self._save()
+
+    def _save(self) -> None:
         np.savez(self._file, **self._arrays)  # type: ignore[arg-type]  # its stub has no dict of arrays
 
 
@@ -140,19 +152,21 @@ def read(path: Path) -> SingleOp:
         elif kind == "output":
             seq = int(place[0])
             outputs[int(place[1])] = values
-    ranks = {rank: _rank_ledger(arrays, rank) for rank in outputs}
+    starts = (name.split(".") for name in arrays if name.startswith("start."))
+    ranks = {rank: _rank_ledger(arrays, rank) for rank in sorted(int(place[-1]) for place in starts)}
     return SingleOp(seq, Ledger(path.parent, path.name, ranks), inputs, outputs)
 
 
 def _ledger_arrays(ledger: RankLedger, ops: tuple[int, ...]) -> dict[str, Array]:
     """The records that say something of these ops."""
     kept = [op for op in ledger.ops if not {op.seq, *_told_of(op)}.isdisjoint(ops)]
-    served = [op for op in ledger.served if op.seq in ops]
+    served, unended = ([op for op in kind if op.seq in ops] for kind in (ledger.served, ledger.open))
     epochs = [note for note in ledger.notes if note.event == "epoch"]
     payloads = {
         "start": [json_payload(ledger.start.about)],
         "op": [op.payload for op in kept],
         "served": [op.payload for op in served],
+        "open": [op.payload for op in unended],
         "note": [json_payload({"event": note.event, **note.values}) for note in epochs],
     }
     return {
@@ -178,8 +192,8 @@ def _rank_ledger(arrays: Mapping[str, Array], rank: int) -> RankLedger:
         return [payload for _, payload in sorted(numbered)]
 
     start = Start.of(payloads("start")[0])
-    ops, served = (
-        tuple(OpRecord(start, payload, {}) for payload in payloads(kind)) for kind in ("op", "served")
+    ops, served, unended = (
+        tuple(OpRecord(start, payload, {}) for payload in payloads(kind)) for kind in ("op", "served", "open")
     )
     notes = tuple(Note.of(payload) for payload in payloads("note"))
-    return RankLedger(start, ops, notes, (), (), closed=True, served=served)
+    return RankLedger(start, ops, notes, (), (), closed=True, served=served, open=unended)

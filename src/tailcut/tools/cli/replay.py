@@ -66,13 +66,16 @@ def _train(ledger: Ledger, command: list[str], env: Mapping[str, str]) -> int:
 
 
 def _store(ledger: Ledger, command: list[str], env: Mapping[str, str], op: int, file: Path) -> int:
-    ranks = ledger.op(op)
+    ended = ledger.op(op)
     _started(ledger, command, {**env, "TAILCUT_REPLAY_DUMP": f"{op}:{file}"})
-    missing = [rank for rank in ranks if not single.part_of(file, rank).exists()]
+    missing = [rank for rank in ledger.ranks if not single.part_of(file, rank).exists()]
+    if not missing:
+        single.join(file, ledger.ranks)
+        missing = sorted(ended.keys() - single.read(file).outputs.keys())
     if missing:
+        file.unlink(missing_ok=True)
         print(f"tailcut: rank {missing[0]} did not come to op {op}", file=sys.stderr)
         return 1
-    single.join(file, ranks)
     print(f"op {op} is in {file}: tailcut replay {file} computes it again")
     return 0
 
