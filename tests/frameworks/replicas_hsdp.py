@@ -23,9 +23,8 @@ NAMES = ("replicate", "shard")
 
 def backend() -> dict[str, Any]:
     config = Config(deadline_s=DEADLINE_S, bound_from_bytes=0)
-    mesh = init_device_mesh(
-        "cpu", (2, 2), mesh_dim_names=NAMES, backend_override={"replicate": ("tailcut", config)}
-    )
+    override: dict[Any, Any] = {"replicate": ("tailcut", config)}
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES, backend_override=override)
     return train(fully_shard(perceptron(256), mesh=mesh))
 
 
