@@ -100,7 +100,7 @@ class Rejoin:
                 return head.step - 1
             self._say(f"has lost the donors of step {head.step}: it asks again")
         raise PeerError(
-            f"rank {self._rank} {why} and cannot rejoin: of ranks {self._others}, "
+            f"rank {self._rank} {why} and cannot rejoin: of ranks {', '.join(map(str, self._others))} "
             + (
                 f"nobody has answered for {self._limit_s:.3g} s: they are gone, or have ended"
                 if outcome is Outcome.ALONE
