@@ -201,14 +201,15 @@ def test_wishes_in_the_name_of_others_and_made_up_ones_cost_no_copy(blob_id: int
 class Rejoining:
     """Rank 0 rejoins, and the others are donors with the same state."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, head_limit_s: float = LIMIT_S) -> None:
         self.servers = Servers(ranks)
         self.state = replica(2)
         self.donors = {rank: Donor(self.servers.of(rank)) for rank in range(1, ranks)}
         self.accepted: list[Head] = []
         self.now_s = 0.0
         self.transfer = Transfer(
-            self.servers.of(0), Request(0, 1), self.donors, self.accept, LIMIT_S, self.now_s
+            *(self.servers.of(0), Request(0, 1), self.donors, self.accept),
+            *(head_limit_s, LIMIT_S, self.now_s),
         )
 
     def accept(self, head: Head) -> bool:
@@ -290,6 +291,21 @@ def test_without_any_donor_left_it_stalls_or_is_alone_by_the_limit() -> None:
         assert still.transfer.advance(0.9 * LIMIT_S * behind_ops, behind_ops) is Outcome.UNDER_WAY
     assert still.transfer.advance(2.9 * LIMIT_S, 2) is Outcome.STALLED
     assert still.transfer.head is None
+
+
+def test_once_a_copy_has_begun_it_has_the_time_that_it_takes() -> None:
+    """Who could do without a copy does not wait long for one, but a part of it takes as long as the path."""
+    late = Rejoining(2, head_limit_s=0.5)
+    assert late.finish() is Outcome.STALLED  # the donor answers, and does not copy
+    assert 0.5 < late.now_s < 1.5
+    slow = Rejoining(2, head_limit_s=0.5)
+    slow.copy(1)
+    while not slow.transfer._coming:
+        slow.advance()
+    slow.servers.dead.add(1)
+    assert slow.advance(0.9 * LIMIT_S) is Outcome.UNDER_WAY
+    slow.servers.dead.remove(1)
+    assert slow.finish() is Outcome.COMPLETE
 
 
 def test_a_part_of_a_wrong_length_dismisses_its_donor() -> None:

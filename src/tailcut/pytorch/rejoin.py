@@ -133,7 +133,7 @@ class Rejoin:
             f"goes on at step {head.step}: {with_unit(head.image_bytes)} from {donors} in {took_s:.2f} s"
         )
 
-    def _attempt(self, replica: Replica, limit_s: float) -> tuple[Transfer, Outcome]:
+    def _attempt(self, replica: Replica, head_limit_s: float) -> tuple[Transfer, Outcome]:
         self._attempts += 1
         request = Request(self._rank, self._attempts)
 
@@ -144,7 +144,8 @@ class Rejoin:
             self._ops.skip_to(head.seqs)  # from now on, what the others send for these ops is kept
             return True
 
-        transfer = Transfer(self._state, request, self._others, accept, limit_s, time.monotonic())
+        limits_s = (head_limit_s, self._limit_s)
+        transfer = Transfer(self._state, request, self._others, accept, *limits_s, time.monotonic())
         try:
             outcome = Outcome.UNDER_WAY
             while outcome is Outcome.UNDER_WAY:

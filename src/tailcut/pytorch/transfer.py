@@ -36,7 +36,8 @@ class Outcome(Enum):
 
 class Transfer:
     """Fetches the copies of ``request`` from those of the ``ranks`` that make one. ``accept`` is told of
-    the first head: it may want another one, and raises if none will fit."""
+    the first head: it may want another one, and raises if none will fit. It is waited for at most
+    ``head_limit_s``, and for each thing that comes later ``limit_s``."""
 
     def __init__(
         self,
@@ -44,12 +45,14 @@ class Transfer:
         request: Request,
         ranks: Iterable[int],
         accept: Callable[[Head], bool],
+        head_limit_s: float,
         limit_s: float,
         now_s: float,
     ) -> None:
         self._state = state
         self._request = request
         self._accept = accept
+        self._head_limit_s = head_limit_s
         self._limit_s = limit_s
         self._heads = {rank: self._ask_head(rank) for rank in ranks}  # of those that have not brought it
         self._again_at_s = dict.fromkeys(self._heads, 0.0)
@@ -91,10 +94,11 @@ class Transfer:
     def _outcome(self, now_s: float) -> Outcome:
         if self.head is not None and not self._left:
             return Outcome.COMPLETE
-        if now_s - self._heard_at_s > self._limit_s:
+        limit_s = self._head_limit_s if self.head is None else self._limit_s
+        if now_s - self._heard_at_s > limit_s:
             return Outcome.ALONE
         nobody = not self._heads and not self._donors
-        return Outcome.STALLED if nobody or now_s - self._brought_at_s > self._limit_s else Outcome.UNDER_WAY
+        return Outcome.STALLED if nobody or now_s - self._brought_at_s > limit_s else Outcome.UNDER_WAY
 
     # ---- heads
 
