@@ -27,8 +27,9 @@ LESS = 1 / 4
 """A state is fetched instead of means if it has less than this share of their bytes: the others must copy it,
 and the means since the copy come on top."""
 
-COPY_LIMIT_S = 0.5
-"""How long to wait for a copy of the state where the means would do."""
+COPY_LIMIT_S = 3.0
+"""How long to wait for a copy of the state where the means would do. Donors copy at one step of several, and
+so many means take as long."""
 
 
 class Following:
