@@ -94,8 +94,7 @@ class Dump:
     did in earlier ones. ``join`` makes one file of all ranks' files."""
 
     def __init__(self, path: Path, seq: int, script: Script, rank: int) -> None:
-        if not any(seq in own.by_seq for own in script.ranks.values()):
-            raise ConfigError(f"no rank has op {seq} on record; {script.ledger.described_ops()}")
+        script.ledger.op(seq)  # an error if no rank has it
         self.seq = seq
         self._ops = ops_behind(script, seq)
         self._file = part_of(path, rank)
