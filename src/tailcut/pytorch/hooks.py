@@ -1,4 +1,4 @@
-"""DDP with the ways of averaging gradients that are compared: Gloo, torch's hooks, tailcut."""
+"""DDP with the ways of averaging gradients that are compared: Gloo, torch's hooks, tailcut, and none."""
 # No postponed annotations: DDP compares its hook's annotations with the classes themselves.
 
 import time
@@ -25,8 +25,15 @@ def bf16_hook(process_group: Any, bucket: GradBucket) -> torch.futures.Future[to
     return default_hooks.bf16_compress_hook(process_group, bucket)
 
 
+def no_exchange_hook(state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Every rank keeps its own gradients: what a step takes if averaging takes no time."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
 def distributed(model: nn.Module, kind: str) -> DistributedDataParallel:
-    """The model under DDP, whose gradients Gloo averages, or one of torch's hooks over Gloo.
+    """The model under DDP, whose gradients Gloo averages, or one of torch's hooks over Gloo, or nobody.
 
     Buffers are not broadcast: a collective in every step would hide what is compared.
     """
@@ -42,6 +49,8 @@ def distributed(model: nn.Module, kind: str) -> DistributedDataParallel:
         ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif kind == "bf16":
         ddp.register_comm_hook(None, bf16_hook)
+    elif kind == "alone":
+        ddp.register_comm_hook(None, no_exchange_hook)
     return ddp
 
 

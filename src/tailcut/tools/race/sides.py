@@ -1,4 +1,4 @@
-"""The sides of a race by name: Gloo, torch's hooks, tailcut with fields of its Config, presets."""
+"""The sides of a race by name: Gloo, torch's hooks, nobody, tailcut with fields of its Config, presets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tailcut.errors import ConfigError
 TAILCUT = "tailcut"
 HOOKS = ("fp16", "bf16", "powersgd")
 """Those of torch for DDP over Gloo. PowerSGD has rank 4, and one bucket."""
-OTHERS = ("gloo", *HOOKS)
+ALONE = "alone"
+"""Nothing is exchanged. Its steps are the floor of all others on the same machine; its accuracy is that of
+one rank's part of the batches."""
+OTHERS = ("gloo", *HOOKS, ALONE)
 LOSSLESS = "lossless"
 """Gloo over loopback: what the network does to it would only change its time."""
 PRESETS: Mapping[str, Mapping[str, Any]] = {

@@ -61,6 +61,10 @@ class _Checked:
                 raise ConfigError(f"{name} = {value} must be above 0")
 
 
+DEEP_QUEUE_BYTES = 1_000_000
+"""Sixteen of the largest super-packets. A queue that holds fewer drops single packets."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Port(_Checked):
     """Every host's link to the switch."""
@@ -387,6 +391,12 @@ class HostScenario(_Checked):
     def background(self) -> Bursts | None:
         """The bursts of other people's traffic, whichever table asks for them."""
         return self.tail.bursts if self.tail else self.bursts
+
+    @property
+    def carries_super_packets(self) -> bool:
+        """Whether many segments may cross the switch as one packet: nothing on the way looks at single ones,
+        and a port holds many of them."""
+        return not self.switch.touches_packets and not self.wan and self.port.queue_bytes >= DEEP_QUEUE_BYTES
 
     @property
     def has_neighbours(self) -> bool:

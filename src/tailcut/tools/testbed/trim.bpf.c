@@ -46,8 +46,9 @@ struct port {
     __u64 packets, bytes;        // that left the virtual queue, with the lengths they left with
     __u64 trimmed, trimmed_at_random;
     __u64 dropped_full, dropped_at_random, dropped_in_bursts;
-    __u64 super_packets;  // more than one segment: offloads are on where they must be off
-    __u64 failed;         // could not be trimmed and was dropped
+    __u64
+        super_packets;  // more than one segment: a link carries them as one, and they count as their segments
+    __u64 failed;       // could not be trimmed and was dropped
     __u64 max_backlog_q10;
 };
 
@@ -161,7 +162,7 @@ enum verdict { PASS, TRIM, DROP };
 
 // The virtual queue of one port. No calls: the caller holds the lock.
 static __always_inline enum verdict admit(struct port* port, const struct rules* rule, __u64 now_ns,
-                                          __u32 length, int trimmable) {
+                                          __u32 length, __u32 segments, int trimmable) {
     if (now_ns > port->last_ns) {
         __u64 drained_q10 = (now_ns - port->last_ns) << 10;
         port->backlog_q10 = port->backlog_q10 > drained_q10 ? port->backlog_q10 - drained_q10 : 0;
@@ -190,7 +191,7 @@ static __always_inline enum verdict admit(struct port* port, const struct rules*
     }
     port->backlog_q10 = backlog_q10;
     if (backlog_q10 > port->max_backlog_q10) port->max_backlog_q10 = backlog_q10;
-    port->packets++;
+    port->packets += segments;
     port->bytes += leaves;
     if (!trimmed) return PASS;
     port->trimmed++;
@@ -210,12 +211,16 @@ int trim(struct __sk_buff* skb) {
     if (!rule || !port || !is_traffic(skb)) return TC_ACT_OK;
 
     int trimmable = is_trimmable(skb, rule);
-    int super = skb->gso_segs > 1;
-    __u32 length = skb->len;
+    __u32 segments = skb->gso_segs, length = skb->wire_len;  // each segment has headers of its own
+    barrier_var(length);  // the verifier refuses a choice between two fields of skb
+    if (segments < 2) {
+        segments = 1;
+        length = skb->len;
+    }
     __u64 now_ns = bpf_ktime_get_ns();
     bpf_spin_lock(&port->lock);
-    port->super_packets += super;
-    enum verdict verdict = admit(port, rule, now_ns, length, trimmable);
+    port->super_packets += segments > 1;
+    enum verdict verdict = admit(port, rule, now_ns, length, segments, trimmable);
     bpf_spin_unlock(&port->lock);
 
     if (verdict == PASS) return TC_ACT_OK;
