@@ -9,6 +9,8 @@ from statistics import fmean, stdev
 from results_figures import PLAIN, POWERSGD, Cell, best_plain, of_side, ratio, spread, target_of, time_s
 from scipy.stats import t
 
+from tailcut.tools.race.sides import ALONE
+
 HEAD = (
     *("side", "steps", "p50 ms", "p99 ms", "p99/p50", "s to target"),
     *("best plain/side", "powersgd/side", "at the end"),
@@ -18,7 +20,7 @@ Median over seeds, and (least–most). p50 and p99 are over the steps of all ran
 {", ".join(PLAIN)}, the one with the least median time to the target in the scenario; best plain/side is its
 time to the target over the side's with the same seed, so above 1 the side is sooner. ≥: the other did not
 get there in its time. It stopped: the other died or hung before. At the end: the figure of the whole test
-set after the last step."""
+set after the last step. {ALONE}: nothing is exchanged, so its steps are the floor of the others'."""
 
 
 def table(cells: Sequence[Cell], target: float | None) -> str:
@@ -104,7 +106,7 @@ def _row(side: str, cells: Sequence[Cell], target: float | None) -> list[str]:
     tail = spread(own, lambda cell: cell["p99_s"] / cell["p50_s"] if "p50_s" in cell else None)
     final = spread(own, lambda cell: cell.get("figure"))
     row = [name, *(value.text(0) if value else "–" for value in texts), tail.text(2) if tail else "–"]
-    if target is None:
+    if target is None or side == ALONE:  # who trains alone has smaller batches: another training
         return [*row, "–", "–", "–", "–"]
     sooner = spread(own, lambda cell: time_s(cell, target))
     plain = best_plain(cells, target)

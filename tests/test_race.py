@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tailcut import Config, ConfigError
+from tailcut.pytorch.hooks import no_exchange_hook
 from tailcut.tools.race import (
     PRESETS,
     Cell,
@@ -71,6 +74,13 @@ def test_lossless_is_gloo_without_the_network() -> None:
 
 
 # ---- progress and figures ---------------------------------------------------------------------------------
+
+
+def test_alone_every_rank_keeps_its_own_gradients() -> None:
+    gradients = torch.arange(4.0)
+    bucket = SimpleNamespace(buffer=lambda: gradients)
+    assert torch.equal(no_exchange_hook(None, bucket).wait(), torch.arange(4.0))
+    assert parse_side("alone").kind == "alone"
 
 
 def test_a_reader_gets_every_line_once_and_only_when_it_is_whole(tmp_path: Path) -> None:

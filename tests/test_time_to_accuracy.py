@@ -76,6 +76,12 @@ def test_the_table_compares_with_the_best_plain_side_of_the_same_seed(
     assert "powersgd, seed 1: stopped after 10 s: rank 1 ended with 1: Error" in shown
 
 
+def test_who_trains_alone_is_a_floor_of_steps_and_no_rival(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = rows(module("results_table", monkeypatch).table([*CELLS, cell("alone", 0, 0.9)], None))
+    assert row["alone"].endswith("– – – –")
+    assert row["fp16"].split()[5] == "8.0"
+
+
 def test_a_target_may_be_chosen_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     row = rows(module("results_table", monkeypatch).table(CELLS, 0.25))
     assert row["fp16"].split()[5] == "4.0"
