@@ -83,7 +83,7 @@ class Donor:
             self._wishes[rank] = request  # other ids are parts of what was withdrawn, or were made up
 
     def _copied(self, rank: int) -> Request | None:
-        """The rank asks again and again, also while its copy is made. To copy anew would take that one away."""
+        """The rank asks again while its copy is made. To copy anew would take that one away."""
         copy = self._copies.get(rank)
         return copy.request if copy else None
 
