@@ -188,10 +188,13 @@ def test_skipped_ops_take_no_room_and_their_means_are_not_sent(tmp_path: Path) -
         hung._ops.set_away(True)
         for _ in range(missed):
             allreduce(present, vectors(2, length), key="bucket")
+        (lane,) = hung._ops.lanes
+        assert lane.stats().pool_used_bytes > 12 << 20
         hung._ops.skip_to(present[0]._ops.seqs)
         skipped_at = hung.stats()
         assert hung._ops.state is not None
         assert hung._ops.state.fetch(0, 7, 0).poll(10**10) is FetchStatus.ABSENT  # as it fetches a state
+        assert lane.stats().pool_used_bytes < 8 << 20  # means of its own shard
         hung._ops.settle_epochs(10.0)
         means = [vectors(2, length, seed=op) for op in range(since)]
         for arrays in means:
