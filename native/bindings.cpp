@@ -390,6 +390,7 @@ void bind_udp(nb::module_& m) {
                  return lane.stats();
              })
         .def_prop_ro("behind_ops", &UdpLane::behind_ops, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("heard_epoch", &UdpLane::heard_epoch, nb::call_guard<nb::gil_scoped_release>())
         .def("abandon", &UdpLane::abandon);
 }
 

@@ -187,6 +187,20 @@ def test_a_donor_keeps_one_copy_for_a_rank_and_none_for_ever() -> None:
     assert not servers.offers[0]
 
 
+def test_a_wish_that_is_heard_again_while_its_copy_is_made_does_not_take_the_copy_away() -> None:
+    servers, one, request = Servers(2), replica(1), Request(1, 3)
+    state, asking = servers.of(0), servers.of(1)
+    offer = state.offer
+    state.offer = lambda *blob: (asking.fetch(0, request.head, 1), offer(*blob))[1]  # it is not there yet
+    donor = Donor(state)
+    asking.fetch(0, request.head, 1)
+    donor.begin_pass(one, COPY_STEPS, SEQS, 0.0)
+    copied = dict(servers.offers[0])
+    donor.begin_pass(one, 2 * COPY_STEPS, SEQS, 0.0)
+    assert read_head(servers.offers[0][request.head]).step == COPY_STEPS
+    assert servers.offers[0] == copied
+
+
 @pytest.mark.parametrize("blob_id", [Request(0, 1).head, Request(1, 1).part(5), (1 << 64) - 1])
 def test_wishes_in_the_name_of_others_and_made_up_ones_cost_no_copy(blob_id: int) -> None:
     servers = Servers(2)

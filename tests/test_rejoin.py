@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from tailcut.engine.state import FetchStatus
 from tailcut.errors import PeerError
 from tailcut.ledger.writer import NoLedger
 from tailcut.pytorch.donor import COPY_STEPS, Donor
@@ -176,6 +177,41 @@ def test_an_op_is_never_entered_as_another_than_the_caller_means(tmp_path: Path)
         assert [(report.seq, report.status) for report in reports] == [(7, "complete")] * 2
 
 
+@pytest.mark.filterwarnings("ignore:tailcut")  # a rank is silent, and comes back
+def test_skipped_ops_take_no_room_and_their_means_are_not_sent(tmp_path: Path) -> None:
+    """A program hangs, and its engine keeps means until half of its pool is full. An epoch begins without it.
+    Then it goes on from a later op, because it fetches a state, and takes the means since."""
+    length, missed, since = 100_000, 90, 36
+    with open_groups(tmp_path, 3, codec="raw", pool_bytes=32 << 20, deadline_s=20.0) as groups:
+        present, hung = groups[:2], groups[2]
+        allreduce(groups, vectors(3, length), key="bucket")
+        hung._ops.set_away(True)
+        for _ in range(missed):
+            allreduce(present, vectors(2, length), key="bucket")
+        (lane,) = hung._ops.lanes
+        assert lane.stats().pool_used_bytes > 12 << 20
+        hung._ops.skip_to(present[0]._ops.seqs)
+        skipped_at = hung.stats()
+        assert hung._ops.state is not None
+        assert hung._ops.state.fetch(0, 7, 0).poll(10**10) is FetchStatus.ABSENT  # as it fetches a state
+        assert lane.stats().pool_used_bytes < 8 << 20  # means of its own shard
+        hung._ops.settle_epochs(10.0)
+        means = [vectors(2, length, seed=op) for op in range(since)]
+        for arrays in means:
+            allreduce(present, arrays, key="bucket")
+        while hung.behind_ops < since:
+            pass
+        for arrays in means:
+            array = np.zeros(length, np.float32)
+            report = hung.allreduce(array, "bucket", contribute=False).wait()
+            assert (report.status, report.epoch) == ("complete", 1)
+            assert array.tobytes() == arrays[0].tobytes()
+        stats = hung.stats()
+        assert (stats.rejected["pool"], stats.rejected["epoch"]) == (0, 0)
+        came_bytes = stats.traffic.received_bytes - skipped_at.traffic.received_bytes
+        assert came_bytes < 1.2 * since * 4 * length
+
+
 class Alone:
     """Rank 0 of three rejoins. What the others do happens while it waits."""
 
@@ -190,6 +226,7 @@ class Alone:
             seqs=SEQS,
             can_skip_to=lambda seqs: True,
             skip_to=self.skipped.append,
+            hear_epochs=lambda: None,
             rejoined=lambda: setattr(self, "contributes", True),
             ledger=NoLedger(),
         )

@@ -233,6 +233,11 @@ Seq UdpLane::behind_ops() const {
     return shared_->group_seq - std::min(shared_->group_seq, own);
 }
 
+std::uint16_t UdpLane::heard_epoch() const {
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->heard_epoch;
+}
+
 // Called under the lock, because join() closes the descriptor.
 void UdpLane::wake() {
     const std::uint64_t one = 1;
@@ -453,6 +458,7 @@ void UdpLane::take_stats() {
 void UdpLane::take_progress() {
     shared_->next_seq = core_->next_seq();
     shared_->group_seq = core_->group_seq();
+    shared_->heard_epoch = core_->heard_epoch();
 }
 
 void UdpLane::sleep() {

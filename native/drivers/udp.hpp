@@ -102,6 +102,8 @@ public:
     // How many ops at least half of the other ranks present are known to have entered and this rank has not,
     // submissions that the engine has not seen included.
     Seq behind_ops() const;
+    // The latest epoch that anybody has spoken of: reports tell it too, but a rank that is behind ends no ops.
+    std::uint16_t heard_epoch() const;
 
     // For a forked child, where the engine thread does not exist: drops the descriptors and touches nothing
     // else.
@@ -166,6 +168,7 @@ private:
         std::map<Rank, std::uint64_t> wanted;
         LaneStats stats;
         Seq next_seq = 0, group_seq = 0;  // after the submissions that the engine has taken; as last heard
+        std::uint16_t heard_epoch = 0;
         Ticket next_ticket = 1;
         Duration close_linger = -1;  // < 0: stay open
         bool close_changed = false, asleep = false, ended = false;

@@ -69,6 +69,7 @@ public:
     virtual std::size_t in_flight() const = 0;
     virtual Seq next_seq() const = 0;   // of the local rank's next op
     virtual Seq group_seq() const = 0;  // how many ops at least half of the other ranks present have entered
+    virtual std::uint16_t heard_epoch() const = 0;  // the latest that anybody has spoken of
 };
 
 // `peers` is indexed by rank; the own entry is not used.

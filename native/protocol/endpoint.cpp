@@ -174,6 +174,7 @@ std::optional<Rank> Endpoint::claimed_source(std::span<const std::byte> datagram
 }
 
 void Endpoint::on_feedback(Time now, const wire::Header& header, std::span<const std::byte> report) {
+    if (header.flags & wire::kSkipped) roster_.note_wanted_from(header.source, header.seq);
     settle(now, header, report);
     roster_.hear(LrScale{header.lr_scale, header.lr_period}, header.seq);
     if (!(header.flags & wire::kForgotten)) accounts_.hear_lacked(header);

@@ -69,6 +69,7 @@ public:
     std::size_t in_flight() const override { return ops_.in_flight(); }
     Seq next_seq() const override { return ops_.next_seq(); }
     Seq group_seq() const override { return roster_.group_seq(ops_.next_seq()); }
+    std::uint16_t heard_epoch() const override { return epochs_.heard(); }
 
     // For callers that drive several endpoints: see Ops.
     const Ops& ops() const { return ops_; }

@@ -2,6 +2,7 @@
 // it; the endpoint changes it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -24,7 +25,9 @@ public:
         Time heard_at = -1;
         std::uint8_t incast = 0;  // senders it accepts at once; 0: any number
         Seq served_from = 0;      // means of earlier ops are gone, as far as it has said
+        Seq wanted_from = 0;      // it takes no means of earlier ops any more, as far as it has said
 
+        bool wants(Seq seq) const { return seq >= wanted_from; }  // the mean of this op
         bool left(Seq seq) const { return leaving && seq >= leaves_at; }
         bool silent() const { return quiet || lost; }  // it is not waited for
     };
@@ -60,6 +63,9 @@ public:
     bool note_entered(Rank rank, Seq entered);  // returns whether that is news
     bool note_away(Rank rank, bool away);       // returns whether that is news
     void note_served_from(Rank rank, Seq from) { members_[rank].served_from = from; }
+    void note_wanted_from(Rank rank, Seq from) {
+        members_[rank].wanted_from = std::max(members_[rank].wanted_from, from);
+    }
     void note_leaving(Rank rank, Seq from);
     // An op that we entered at this time has ended without all: ranks that were not heard since then may be
     // silent.

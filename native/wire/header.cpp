@@ -46,7 +46,7 @@ std::uint16_t known_flags(std::uint8_t type) {
         return kReplyWanted | kGatherStage | kEmpty | kNonFinite | kLastPart | kOver | kMulticast | kVerdict;
     if (type == static_cast<std::uint8_t>(Type::kState)) return kAnswer | kAbsent;
     return kReplyWanted | kGoodbyeKnown | kCutsListed | kForgotten |
-           (type == static_cast<std::uint8_t>(Type::kFeedback) ? kMulticast | kAway : 0);
+           (type == static_cast<std::uint8_t>(Type::kFeedback) ? kMulticast | kAway | kSkipped : 0);
 }
 
 bool known_codec(std::uint8_t type, std::uint8_t codec, std::uint8_t planes) {

@@ -33,6 +33,7 @@ enum Flag : std::uint16_t {
     kCutsListed = 2,    // the second half of the payload lists means that came trimmed
     kForgotten = 4,     // served_from stands in the place of error_energy
     kAway = 16,         // FEEDBACK: the source will enter no op for a while, because it evaluates, say
+    kSkipped = 128,     // FEEDBACK: the source has a later state, and takes no means of ops before seq
     // STATE
     kAnswer = 1,  // set: a run of a blob; clear: a request for one
     kAbsent = 2,  // on an answer: the source does not offer the blob

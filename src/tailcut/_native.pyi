@@ -732,6 +732,9 @@ class UdpLane:
     @property
     def behind_ops(self) -> int: ...
 
+    @property
+    def heard_epoch(self) -> int: ...
+
     def abandon(self) -> None: ...
 
 class RateControl:

@@ -66,6 +66,7 @@ public:
     std::size_t in_flight() const override { return row_.in_flight(); }
     Seq next_seq() const override { return row_.next_seq(); }
     Seq group_seq() const override { return row_.next_seq(); }  // grids keep no history to catch up with
+    std::uint16_t heard_epoch() const override { return std::max(row_.heard_epoch(), column_.heard_epoch()); }
 
 private:
     void on_close(Op& op, Time due) override;

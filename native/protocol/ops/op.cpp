@@ -240,6 +240,7 @@ bool Op::put_contribution(Rank peer, std::uint32_t& step, Outgoing& out) {
 
 Op::Again Op::again(Rank peer, const Parcel& parcel) const {
     const bool gather = parcel.stage == wire::Stage::kGather;
+    if (gather && !context_.roster[peer].wants(plan_.seq)) return Again::kNever;
     // Planes that came trimmed are coarser, and are not waited for.
     const bool coarse = parcel.cut && context_.codec == wire::Codec::kPlanes;
     const bool over = gather ? coarse || owned_->has_ended(peer) : ended_ && !parcel.empty;

@@ -45,6 +45,9 @@ public:
         means_.emplace(context_, plan_, std::move(memory));
     }
 
+    // The local rank will not enter: what was kept for it goes.
+    void drop_means() { means_.reset(); }
+
     // What is waited for beyond the bounds: before the entry as far as is known, then as its terms say.
     void set_reliable(std::span<const CoordRun> runs);
     // The local rank enters. Needs own(). What has already arrived goes into the bucket.
@@ -153,7 +156,8 @@ public:
         if (owned_) owned_->serve_apart(peer);
     }
     bool compacted() const { return !owned_ || owned_->compacted(); }
-    bool is_history() const { return ended_ && owned_->pooled(); }
+    // Of an op before the local rank's next one: whether its mean is kept only for peers that are behind.
+    bool is_history() const { return (ended_ || (!entered_ && closed() && reduced())) && owned_->pooled(); }
     std::size_t compact_floats() const { return owned_->compact_floats(); }
     void compact(Block smaller) { owned_->compact(std::move(smaller)); }
 

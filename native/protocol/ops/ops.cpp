@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "protocol/carry/carry.hpp"
 
@@ -79,7 +80,12 @@ void Ops::jump(Time now) {
     retention_.forget_before(group);
     table_.next_seq = group;
     contributing_ = false;
+    note_skip();
+}
+
+void Ops::note_skip() {
     context_.carry.drop_means();
+    if (in_flight_ == 0) skipped_to_ = table_.next_seq;
 }
 
 void Ops::cut_anew(Time now, Seq from) {
@@ -93,8 +99,13 @@ void Ops::cut_anew(Time now, Seq from) {
     news_ = true;
 }
 
+// The senders reckon with a pool that holds nothing of the ops that were skipped.
 void Ops::skip_to(Seq seq) {
-    table_.next_seq = std::max(table_.next_seq, seq);
+    if (seq > table_.next_seq) {
+        const Seq from = std::exchange(table_.next_seq, seq);
+        retention_.skip(from);
+        note_skip();
+    }
     news_ = true;
     retire();
 }
@@ -247,8 +258,8 @@ std::optional<wire::Reject> Ops::note_late(Time now, const wire::Header& header,
 
 std::optional<wire::Reject> Ops::gather(Time now, Op& op, const wire::Header& header,
                                         std::span<const std::byte> payload) {
-    if (op.ended())
-        return note_late(now, header, payload);  // it does not touch a bucket that was handed back
+    // It does not touch a bucket that was handed back, and nothing is kept for an op that was skipped.
+    if (op.ended() || (!op.entered() && op.seq() < table_.next_seq)) return note_late(now, header, payload);
     if (!op.holds()) {
         // A rank that multicasts may have ignored our lack of room, so no contribution is evicted for its
         // mean.

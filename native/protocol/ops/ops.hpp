@@ -43,6 +43,8 @@ public:
 
     // ---- the local rank
     Seq next_seq() const { return table_.next_seq; }
+    // Whether this rank has entered no op since it skipped some: means of ops before next_seq() are of no use to it.
+    bool has_skipped() const { return skipped_to_ == table_.next_seq; }
     std::uint16_t latest_epoch() const { return context_.epochs.latest().number; }
     std::size_t in_flight() const { return in_flight_; }  // ops entered and not ended
     bool contributing() const { return contributing_; }
@@ -113,6 +115,7 @@ private:
     Op* variant(Seq seq, Slot& slot, BucketId bucket, bool own);
     void own(Time now, Slot& slot, Op& op, Block memory);
     Block room(std::size_t floats, wire::Stage stage, const Op& wanting, Time now);
+    void note_skip();
     bool evict_shard(const Op& wanting, Time now);
     std::optional<wire::Reject> scatter(Time now, Slot& slot, Op& op, const wire::Header& header,
                                         std::span<const std::byte> payload);
@@ -142,6 +145,7 @@ private:
     Seq first_timed_;    // ops before this one have no timer: they have closed and ended
     Seq told_from_ = 0;  // earlier ones had no timer at the last take_open()
     std::size_t in_flight_ = 0;
+    std::optional<Seq> skipped_to_;  // the latest skip, unless ops were in flight
     bool contributing_ = true, news_ = false;
     std::vector<OpReport> reports_;
 };

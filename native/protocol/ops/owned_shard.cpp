@@ -330,6 +330,7 @@ std::optional<Run> OwnedShard::pending(Destination to) const {
 }
 
 std::optional<Run> OwnedShard::unsent(Destination to) const {
+    if (!to.is_everybody() && !context_.roster[to.rank()].wants(plan_.seq)) return std::nullopt;
     const RunCursor at = cursor(to);
     if (at.run >= runs_.size()) return std::nullopt;
     Run run = runs_[at.run];

@@ -122,6 +122,13 @@ Retention::Slots::iterator Retention::retire_some(Slots::iterator at) {
     return table_.slots.erase(at);
 }
 
+void Retention::skip(Seq from) {
+    for (auto at = table_.slots.lower_bound(from); at != table_.slots.end() && at->first < table_.next_seq;) {
+        for (auto& op : at->second.variants) op->drop_means();
+        at = retire_some(at);
+    }
+}
+
 bool Retention::all_retired() const {
     for (const auto& [seq, slot] : table_.slots)
         for (const auto& op : slot.variants)

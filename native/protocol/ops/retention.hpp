@@ -58,6 +58,8 @@ public:
     // Drops what nobody needs, and moves what a late peer needs to the pool. Ops from `fresh` on are all looked at.
     // If a peer is dead there are many others, so only a few of them are looked at each time.
     void retire(Seq fresh);
+    // The local rank enters none of the ops from this one on that are before its next one: what was kept for it goes.
+    void skip(Seq from);
     bool all_retired() const;
     // The oldest op that somebody may still need something of; next_seq if there is none.
     Seq oldest_needed() const;

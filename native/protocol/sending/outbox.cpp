@@ -290,6 +290,7 @@ void Outbox::say(Time now, Rank rank, wire::Type type, bool reply_wanted, Outgoi
     out.header.flags = (reply_wanted ? wire::kReplyWanted : 0) |
                        (roster_[rank].leaving ? wire::kGoodbyeKnown : 0) | (multicast ? wire::kMulticast : 0);
     if (type == wire::Type::kFeedback && roster_[roster_.self()].away) out.header.flags |= wire::kAway;
+    if (type == wire::Type::kFeedback && ops_.has_skipped()) out.header.flags |= wire::kSkipped;
     out.header.seq = type == wire::Type::kGoodbye ? goodbye_.unserved_from() : ops_.next_seq();
     const LrScale& own = ops_.terms().lr_scale;
     const LrScale& known = own.newer_than(roster_.lr_scale()) ? own : roster_.lr_scale();
@@ -393,8 +394,11 @@ void Outbox::take_lost(Rank rank) {
 }
 
 void Outbox::refuse(const wire::Header& header) {
-    // The source sends it again, by unicast, when we have room.
-    if (header.multicast()) broadcast_.arrivals(header.source).refuse(header.number);
+    // The source sends it again, by unicast. A contribution would come too late by then.
+    if (header.multicast())
+        broadcast_.arrivals(header.source).refuse(header.number);
+    else if (header.stage() == wire::Stage::kGather)
+        links_[header.source].arrivals.refuse(header.number);
 }
 
 void Outbox::note_entered(Rank rank) {

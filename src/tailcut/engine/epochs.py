@@ -60,12 +60,22 @@ class EpochKeeper:
             self._agreement.after(report, now_s, entered, lane)
             if self._asked_at is not None and time.monotonic() - self._asked_at > _ANSWER_S:
                 self._failure = f"no answer in {_ANSWER_S:g} s"
-            if self._closed or self._agreement.look_at_s() is None:
-                return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tailcut-epochs", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            self._look_if_due()
+
+    def hear(self, number: int) -> None:
+        """Somebody has spoken of this epoch. Reports tell it too, but a rank that is behind ends no ops."""
+        with self._changed:
+            if number > self._agreement.heard:
+                self._agreement.hear(number)
+                self._look_if_due()
+
+    def _look_if_due(self) -> None:
+        if self._closed or self._agreement.look_at_s() is None:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tailcut-epochs", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
 
     def settle(self, limit_s: float) -> None:
         """Wait until the epochs that this rank has heard of are in force here, but not for a store that does

@@ -188,9 +188,15 @@ class Ops:
                 lane = self.lanes[self.number_of(report.key) % len(self.lanes)]
                 lane.skipped(report.seq, report.seq)
 
+    def hear_epochs(self) -> None:
+        """Follow the epochs that others speak of. For a rank that is behind: its ops do not tell of them."""
+        if self._epochs is not None:
+            self._epochs.hear(max(lane.heard_epoch for lane in self.lanes))
+
     def settle_epochs(self, limit_s: float) -> None:
         """Wait until the epochs that this rank has heard of are in force here."""
         if self._epochs is not None:
+            self.hear_epochs()
             self._epochs.settle(limit_s)
 
     def weights_of(self, epoch: int) -> Sequence[int]:

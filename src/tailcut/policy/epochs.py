@@ -127,9 +127,7 @@ class Agreement:
     def after(self, report: Report, now_s: float, entered: int, lane: int = 0) -> None:
         """An op has ended. ``entered``: how many this rank has entered on the lane."""
         self._paces[lane].note(now_s, entered)
-        heard = max([report.heard_epoch, *(op.heard_epoch for op in report.column)])
-        if heard > self._heard:
-            self._heard, self._look_at = heard, 0.0
+        self.hear(max([report.heard_epoch, *(op.heard_epoch for op in report.column)]))
         for rank, link in zip(report.members, report.links, strict=True):
             self._silent_ops[rank] = self._silent_ops[rank] + 1 if link.silent else 0
             if link.left:
@@ -150,6 +148,11 @@ class Agreement:
             useless = self._undo and self._ports.gain < WORTHWHILE
             seen = wanted_speeds(self._ports.speeds, self.epoch.speeds)
             self._other_speeds = self._undo if useless else seen
+
+    def hear(self, number: int) -> None:
+        """Somebody has spoken of this epoch."""
+        if number > self._heard:
+            self._heard, self._look_at = number, 0.0
 
     @property
     def heard(self) -> int:

@@ -79,8 +79,13 @@ class Donor:
             self._done[rank] = request
             self._wishes.pop(rank, None)
             self._withdraw(rank)
-        elif blob_id == request.head and self._done.get(rank) != request:
+        elif blob_id == request.head and request not in (self._done.get(rank), self._copied(rank)):
             self._wishes[rank] = request  # other ids are parts of what was withdrawn, or were made up
+
+    def _copied(self, rank: int) -> Request | None:
+        """The rank asks again while its copy is made. To copy anew would take that one away."""
+        copy = self._copies.get(rank)
+        return copy.request if copy else None
 
     def _copy(
         self, request: Request, replica: Replica, step: int, seqs: tuple[int, ...], now_s: float

@@ -149,6 +149,7 @@ class Rejoin:
         try:
             outcome = Outcome.UNDER_WAY
             while outcome is Outcome.UNDER_WAY:
+                self._ops.hear_epochs()  # means of ops in an epoch that it does not know are refused
                 transfer.wait(SLICE_S)
                 outcome = transfer.advance(time.monotonic(), self._ops.behind_ops)
             return transfer, outcome

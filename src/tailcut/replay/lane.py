@@ -140,6 +140,11 @@ class ReplayLane:
             ops += 1
         return ops + 1 if ops else 0
 
+    @property
+    def heard_epoch(self) -> int:
+        """The record says in which epoch an op was."""
+        return 0
+
     def skipped(self, first_seq: int, last_seq: int) -> None:
         self._player.skipped(first_seq, last_seq)
 
