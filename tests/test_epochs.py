@@ -239,7 +239,7 @@ def schedule(seed: int) -> Scenario:
     )
 
 
-@pytest.mark.parametrize("batch", seeds(8, of=40))
+@pytest.mark.parametrize("batch", seeds(4, of=40))
 def test_every_op_ends_by_its_bound_in_one_epoch(batch: int) -> None:
     changes = 0
     for seed in range(BATCH * batch, BATCH * (batch + 1)):

@@ -15,6 +15,7 @@ from benchmarks.replicas import Digits, Outcome, means_late, one_op_late, ops_la
 from tailcut.simulation.network import Bursts
 from tailcut.stats import OpBounds
 
+LONG = pytest.mark.long
 SEEDS = (1, 2)
 CODECS = {"raw": ("raw", 16), "planes(4)": ("planes", 4)}
 
@@ -37,7 +38,7 @@ def measured(runs: list[Outcome]) -> float:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("share", [0.15, 0.4, 0.7])
+@pytest.mark.parametrize("share", [pytest.param(0.15, marks=LONG), pytest.param(0.4, marks=LONG), 0.7])
 def test_one_op_late_costs_nothing(share, codec):
     """Losses over those with nothing late: raw 0.991, 1.005, 0.997; planes(4) 1.001, 1.005, 0.996. Of a
     single seed they vary by 1 %. Growth is up to 1.2, 1.7, 2.5."""
@@ -47,7 +48,10 @@ def test_one_op_late_costs_nothing(share, codec):
     assert max(run.growth for run in carried) < 4
 
 
-@pytest.mark.parametrize(("share", "than_discarded"), [(0.15, 1.03), (0.4, 0.9), (0.7, 0.6)])
+@pytest.mark.parametrize(
+    ("share", "than_discarded"),
+    [pytest.param(0.15, 1.03, marks=LONG), (0.4, 0.9), pytest.param(0.7, 0.6, marks=LONG)],
+)
 def test_one_to_eight_ops_late_is_bounded_and_better_than_discarded(share, than_discarded):
     """Losses over those with nothing late: 0.98, 1.01, 1.03; discarded 0.99, 1.28, 2.65. At 15 % either
     hardly costs anything. Growth is up to 1.5, 1.8, 2.8."""

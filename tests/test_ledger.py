@@ -313,7 +313,10 @@ group = tailcut.Group(rank, 2, tailcut.FileStore(store), ledger=ledger, codec="r
 for op in range(20):
     group.allreduce(np.full(5000, rank + op, np.float32), key="bucket").wait()
 if rank == 1:
+    before = group.stats().traffic.sent_bytes
     work = group.allreduce(np.full(5000, 9.0, np.float32), key="bucket")
+    while group.stats().traffic.sent_bytes < before + 5000:  # it is on record before packets leave
+        pass
     print("entered", flush=True)
     sys.stdin.readline()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -92,8 +92,10 @@ TAIL = Bursts(volume_bytes=2_000_000, gap_min_s=0.4, gap_mean_s=0.6)  # as in ta
 LONG = Bursts(volume_bytes=20_000_000, gap_min_s=4.0, gap_mean_s=10.0)  # as in bursts
 
 
-@pytest.mark.parametrize("bursts", [None, TAIL, LONG])
-@pytest.mark.parametrize(("ranks", "length"), [(4, 50_000), (4, 800_000), (8, 400_000)])
+@pytest.mark.parametrize("bursts", [None, TAIL, pytest.param(LONG, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("ranks", "length"), [(4, 50_000), pytest.param(4, 800_000, marks=pytest.mark.long), (8, 400_000)]
+)
 def test_a_healthy_group_never_changes_owners(ranks: int, length: int, bursts: Bursts | None) -> None:
     for seed in range(2):
         jitter = np.random.default_rng(seed).normal(1, 0.1, (450, ranks))

@@ -91,7 +91,7 @@ def fused() -> dict[str, Any]:
 
 @case
 def two_lanes() -> dict[str, Any]:
-    return train(Config(deadline_s=60.0, lanes=2), sgd)
+    return train(replace(PATIENT, lanes=2), sgd)
 
 
 def warnings_of(late: str) -> dict[str, Any]:
