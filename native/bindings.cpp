@@ -408,7 +408,7 @@ void bind_pacing(nb::module_& m) {
         .def("push_back", &RateControl::push_back, "now_ns"_a)
         .def("limited", &RateControl::limited)
         .def_prop_ro("bytes_per_s", &RateControl::bytes_per_s)
-        .def("most_in_flight", &RateControl::most_in_flight, "now_ns"_a);
+        .def("most_in_flight", &RateControl::most_in_flight, "now_ns"_a, "deaf"_a);
 }
 
 }  // namespace

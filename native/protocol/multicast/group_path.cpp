@@ -157,7 +157,7 @@ void GroupPath::appraise(Time now) {
     for (std::size_t k = 0; k < members_.size(); ++k)
         if (active_[k]) {
             rates_.emplace_back(members_[k].rate.bytes_per_s(), k);
-            most_bytes_ = std::max(most_bytes_, members_[k].rate.most_in_flight(now));
+            most_bytes_ = std::max(most_bytes_, members_[k].rate.most_in_flight(now, true));
         }
     if (rates_.empty()) return;
     const auto median = middle_rate(), least = *std::min_element(rates_.begin(), rates_.end());

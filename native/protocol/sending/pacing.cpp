@@ -49,11 +49,13 @@ RateControl::RateControl(std::uint32_t packet_bytes, Rank rivals)
                    std::clamp(kFirstInPort / std::max(1, int{rivals}), 2, int{kFirstPackets})),
       rate_(start_bytes_ / static_cast<double>(kAssumedRtt) * kSecond) {}
 
-// Without FEEDBACK the rate is halved rather than sending stopped: a blocked way back says little about the
-// way out.
-std::uint64_t RateControl::most_in_flight(Time now) const {
+// If nobody is heard, the own port is blocked, which says nothing of the way out: the rate is halved and sending
+// goes on. If others are heard, this peer's port is blocked. More would wait in it, be late there, and fill what the
+// own host lets a socket have on its way to everybody.
+std::uint64_t RateControl::most_in_flight(Time now, bool deaf) const {
     if (starting_) return static_cast<std::uint64_t>(start_bytes_);
-    const Duration span = srtt_ + target() + std::max<Duration>(0, now - heard_at_ - srtt_) / 2;
+    const Duration unheard = deaf ? std::max<Duration>(0, now - heard_at_ - srtt_) : 0;
+    const Duration span = srtt_ + target() + unheard / 2;
     const double bytes = 1.25 * rate_ * static_cast<double>(span) / kSecond + 2.0 * quantum_bytes();
     return static_cast<std::uint64_t>(std::max(bytes, 4 * packet_bytes_));
 }

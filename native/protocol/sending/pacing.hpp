@@ -43,7 +43,8 @@ public:
     Duration srtt() const { return srtt_; }
     // According to the last FEEDBACK, there is no queue.
     bool idle() const { return delay_ - base_ < target() / 4; }
-    std::uint64_t most_in_flight(Time now) const;
+    // `deaf`: nobody at all is heard.
+    std::uint64_t most_in_flight(Time now, bool deaf) const;
     std::uint32_t quantum_bytes() const;  // sent at once: a few packets, or what half a millisecond takes
 
 private:

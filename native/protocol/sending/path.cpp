@@ -19,7 +19,8 @@ Time Path::clear_at(Time now, std::uint64_t shard_bytes, bool deaf) {
     if (deaf) flight_.land_before(now - rtt() - kInSocket);
     if (!flight_.has_credit(shard_bytes)) return kNever;
     if (!paced_) return now;
-    if (!flight_.landed() && flight_.bytes() >= rate_.most_in_flight(now)) {
+    most_in_flight_ = rate_.most_in_flight(now, deaf);
+    if (!flight_.landed() && flight_.bytes() >= most_in_flight_) {
         rate_.limited();
         return now + kRetry;
     }
@@ -36,8 +37,7 @@ void Path::stamp(Time now, wire::Header& header) {
         busy_since_ = now;
     }
     const std::uint32_t window_bytes = flight_.window_bytes, packet_bytes = flight_.packet_bytes;
-    const auto most =
-        static_cast<std::uint32_t>(std::min<std::uint64_t>(window_bytes, rate_.most_in_flight(now)));
+    const auto most = static_cast<std::uint32_t>(std::min<std::uint64_t>(window_bytes, most_in_flight_));
     const std::uint32_t ask = std::clamp((paced_ ? most : window_bytes) / 4, kLeastAskPackets * packet_bytes,
                                          kMostAskPackets * packet_bytes);
     // The last packet that may be in flight asks if no other has: otherwise nothing would come back before a

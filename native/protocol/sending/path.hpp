@@ -71,6 +71,7 @@ private:
     const bool paced_;
     Flight<Open> flight_;
     RateControl rate_;
+    std::uint64_t most_in_flight_ = 0;  // as of the last packet
     Departures departures_;
     RoundTrip round_trip_;
     std::uint32_t arrival_us_ = 0;  // of the last FEEDBACK that was used

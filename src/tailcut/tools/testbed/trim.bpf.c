@@ -17,7 +17,7 @@
 #define PORTS 256
 #define MAX_FRAME_BYTES 1024  // a trimmed frame at most; scenario.py checks it
 #define ANY_DSCP 0xff
-#define SECOND_PASS 0x7a11c07  // skb->mark of a trimmed packet on its way back to the same port
+#define SECOND_PASS 0x7a11c07  // skb->mark of a packet on its way through the same port once more
 #define CHECKSUM_PARTIAL 3
 #define HEADERS_BYTES (ETH_HLEN + sizeof(struct iphdr) + sizeof(struct udphdr))
 
@@ -199,6 +199,15 @@ static __always_inline enum verdict admit(struct port* port, const struct rules*
     return TRIM;
 }
 
+// A network card lets go of a packet when it has left the host. Here the sender's socket would be charged for it
+// until the receiver has it, and one port that is blocked would block the socket for all others. A clone is not charged.
+static __always_inline int release(struct __sk_buff* skb) {
+    skb->mark = SECOND_PASS;
+    if (bpf_clone_redirect(skb, skb->ifindex, 0) >= 0) return TC_ACT_STOLEN;
+    skb->mark = 0;  // no memory for a clone
+    return TC_ACT_OK;
+}
+
 SEC("tc")
 int trim(struct __sk_buff* skb) {
     if (skb->mark == SECOND_PASS) {
@@ -223,7 +232,7 @@ int trim(struct __sk_buff* skb) {
     enum verdict verdict = admit(port, rule, now_ns, length, segments, trimmable);
     bpf_spin_unlock(&port->lock);
 
-    if (verdict == PASS) return TC_ACT_OK;
+    if (verdict == PASS) return release(skb);
     if (verdict == DROP) return TC_ACT_SHOT;
     if (cut(skb, rule)) {
         __sync_fetch_and_add(&port->failed, 1);
