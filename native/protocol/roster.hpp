@@ -47,6 +47,8 @@ public:
         return !member.silent() && !member.left(seq) && seq >= member.served_from;
     }
     Time heard_at() const { return heard_at_; }  // when anybody was last heard
+    // When DATA was first sent after anybody was last heard; kNever: somebody was heard since.
+    Time unanswered_since() const { return spoke_at_ > heard_at_ ? spoke_at_ : kNever; }
     // How long it takes to find a packet lost and send it again, twice; 0: nothing is sent again.
     Duration repeat_time() const { return repeat_time_; }
     // The least number that anybody asks for; 0: nobody asks.
@@ -60,6 +62,9 @@ public:
 
     void hear(Time now, Rank rank, std::uint8_t incast);
     void hear(const LrScale& told, Seq by);
+    void note_spoke(Time now) {
+        if (spoke_at_ <= heard_at_) spoke_at_ = now;
+    }
     bool note_entered(Rank rank, Seq entered);  // returns whether that is news
     bool note_away(Rank rank, bool away);       // returns whether that is news
     void note_served_from(Rank rank, Seq from) { members_[rank].served_from = from; }
@@ -79,7 +84,7 @@ private:
     const Rank self_;
     std::vector<Member> members_;
     std::size_t silent_count_ = 0, limiting_count_ = 0;
-    Time heard_at_ = -1;
+    Time heard_at_ = -1, spoke_at_ = -1;
     Duration repeat_time_ = 0;
     LrScale lr_scale_;
 };

@@ -75,8 +75,11 @@ public:
     bool complete() const {
         return entered_ && !ended_ && means_->answered_granules() + own_final() == total_granules_;
     }
-    // All means have come except those of silent owners. They are waited for if nobody else is there either.
+    // All means have come except those of owners that are not awaited. They are waited for if nobody else is there either.
     bool gathered() const;
+    bool fetches() const { return fetches_; }
+    std::vector<bool> served_by_end() const;  // by rank: whether its mean has come
+    Time due_at() const { return majority_at() + bounds_.scatter + bounds_.gather; }  // t_B of the entered op
     // The ranks that have become silent are not waited for.
     void give_up_silent(Time now);
     // Tells once that SCATTER of the own shard has closed.
@@ -196,7 +199,11 @@ private:
     void complete_header(Time now, Destination to, Outgoing& out) const;
     Time gathered_at() const;
     StageEnd clock_end() const;
+    Time majority_at() const;
     bool served() const;
+    bool awaits(Rank owner) const {  // its mean
+        return !context_.roster.silent(owner) && (owners_.empty() || owners_[owner]);
+    }
     bool awaits_reliable() const;
     void fill_report(Time now, Status status, Ending ending);
     void fill_links();
@@ -212,7 +219,8 @@ private:
 
     // the local rank
     bool entered_ = false, contributing_ = false, ended_ = false;
-    bool fetches_ = false;  // it abstains, and the others were there before: the means are history
+    std::vector<bool> owners_;  // by rank: whether GATHER awaits it; empty: all
+    bool fetches_ = false;      // it abstains, and the others were there before: the means are history
     std::span<float> bucket_;
     Bounds bounds_;
     Coding scatter_, gather_;

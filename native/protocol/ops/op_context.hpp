@@ -38,8 +38,9 @@ inline std::span<float> grown(std::vector<float>& scratch, std::size_t floats) {
 struct OpContext {
     // `limits` are by rank, followed by those of multicast if there is any.
     OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::PacketLimits> limits, bool elided,
-              const Epochs& epochs, const Roster& roster, const Attendance& attendance,
-              const Audience& audience, Memory& memory, Values& values, Carry& carry, Scratch& scratch)
+              const Epochs& epochs, const Roster& roster, const Attendance& contributors,
+              const Attendance& owners, const Audience& audience, Memory& memory, Values& values,
+              Carry& carry, Scratch& scratch)
         : shape(shape),
           codec(codec),
           limits(std::move(limits)),
@@ -47,7 +48,8 @@ struct OpContext {
           elided(elided),
           epochs(epochs),
           roster(roster),
-          attendance(attendance),
+          contributors(contributors),
+          owners(owners),
           audience(audience),
           memory(memory),
           values(values),
@@ -62,8 +64,9 @@ struct OpContext {
 
     const Epochs& epochs;
     const Roster& roster;
-    const Attendance& attendance;  // whom SCATTER awaits
-    const Audience& audience;      // who hears our multicast
+    const Attendance& contributors;  // whom SCATTER awaits
+    const Attendance& owners;        // whom GATHER awaits
+    const Audience& audience;        // who hears our multicast
 
     Memory& memory;
     Values& values;

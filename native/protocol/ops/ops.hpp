@@ -38,8 +38,9 @@ public:
     using Slot = OpSlot;
     using Slots = std::map<Seq, OpSlot>;
 
-    Ops(const Settings& settings, const OpContext& context, Roster& roster, Attendance& attendance,
-        const Links& links, PeerPools& pools, Accounts& accounts, CloseListener* listener);
+    Ops(const Settings& settings, const OpContext& context, Roster& roster, Attendance& contributors,
+        Attendance& owners, const Links& links, PeerPools& pools, Accounts& accounts,
+        CloseListener* listener);
 
     // ---- the local rank
     Seq next_seq() const { return table_.next_seq; }
@@ -131,7 +132,8 @@ private:
     const Settings& settings_;
     const OpContext& context_;
     Roster& roster_;
-    Attendance& attendance_;
+    Attendance& contributors_;
+    Attendance& owners_;
     const Links& links_;
     PeerPools& pools_;
     Accounts& accounts_;

@@ -19,7 +19,7 @@ OwnedShard::OwnedShard(const OpContext& context, const Plan& plan, std::unique_p
       complete_(granules_),
       final_(granules_),
       reliable_(granules_),
-      awaited_(context.attendance.awaited(plan.seq, plan.bucket.key)),
+      awaited_(context.contributors.awaited(plan.seq, plan.bucket.key)),
       ended_(shape_.ranks),
       left_(shape_.ranks),
       last_came_(shape_.ranks),

@@ -13,7 +13,7 @@ constexpr std::size_t kBurstBytes = 60 * 1024;  // sent in a row to one peer: wh
 
 }  // namespace
 
-Outbox::Outbox(const Settings& settings, const Roster& roster, Ops& ops, Links& links, PeerPools& pools,
+Outbox::Outbox(const Settings& settings, Roster& roster, Ops& ops, Links& links, PeerPools& pools,
                Accounts& accounts, StateChannel& state)
     : settings_(settings),
       roster_(roster),
@@ -215,7 +215,8 @@ bool Outbox::put_late(Time now, Rank rank, Op& op, Outgoing& out) {
 
 // Nobody has answered to anything for longer than several packets in a row may be lost.
 bool Outbox::deaf(Time now) const {
-    return spoke_at_ > roster_.heard_at() && now - spoke_at_ > std::max(kDeafAfter, roster_.repeat_time());
+    const Time since = roster_.unanswered_since();
+    return since != kNever && now - since > std::max(kDeafAfter, roster_.repeat_time());
 }
 
 // Whether the path has credit, and the pace allows a packet now.
@@ -234,7 +235,7 @@ bool Outbox::may_send(Time now, Rank rank, const Op& op) {
 
 void Outbox::dispatch(Time now, Rank rank, Op& op, Outgoing& out) {
     Link& link = links_[rank];
-    if (spoke_at_ <= roster_.heard_at()) spoke_at_ = now;
+    roster_.note_spoke(now);
     letterhead_.complete(out.header);
     if (out.header.flags & wire::kLastPart && !op.pending(rank)) out.header.flags |= wire::kReplyWanted;
     link.path.stamp(now, out.header);

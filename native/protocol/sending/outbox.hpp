@@ -24,7 +24,7 @@ namespace tailcut {
 
 class Outbox {
 public:
-    Outbox(const Settings& settings, const Roster& roster, Ops& ops, Links& links, PeerPools& pools,
+    Outbox(const Settings& settings, Roster& roster, Ops& ops, Links& links, PeerPools& pools,
            Accounts& accounts, StateChannel& state);
 
     bool transmit(Time now, Outgoing& out);
@@ -72,7 +72,7 @@ private:
     void take_lost(Rank rank);
 
     const Settings& settings_;
-    const Roster& roster_;
+    Roster& roster_;
     Ops& ops_;
     Links& links_;
     PeerPools& pools_;
@@ -90,7 +90,6 @@ private:
     bool turn_awaited_ = false;    // some rank is not sent to because others come first
     bool held_back_ = false;       // there was DATA for the rank, and it has to wait
     Time next_probe_ = kNever;     // no probe is due before
-    Time spoke_at_ = -1;           // when DATA was first sent after anybody was last heard
 };
 
 }  // namespace tailcut

@@ -113,7 +113,7 @@ class GridSteering:
         self.spending.after(report)
         self._planes.after(report, self.spending, now_s)
         self._lr.after(report, self.spending.recent)
-        self._row.hurried = self.spending.recent.late < ABSENT_BUDGET * self.spending.budget
+        self._row.hurried = self.spending.total.late < ABSENT_BUDGET * self.spending.budget
         self._row.patient = self._over_budget == "wait" and self.spending.over
         return self._row.after(report, now_s)
 

@@ -13,7 +13,7 @@ from statistics import median
 from typing import NamedTuple, Protocol
 
 from tailcut.epsilon import predicted
-from tailcut.policy.budget import RECENT_OPS, Spending
+from tailcut.policy.budget import EXCESS, RECENT_OPS, Spending
 from tailcut.report import Report
 
 MOST_PLANES = 16
@@ -239,8 +239,8 @@ class AdaptivePlanes:
         self._bias += weight * (bias - self._bias)
         # Taken over all ops, because a burst of losses is over before more planes would help.
         total = spending.total
-        spent = total.lost + total.late + total.trimmed
-        self._room = max(LEAST_ROOM * self._budget, self._budget - spent)
+        left = EXCESS * self._budget - (total.lost + total.late + total.trimmed)
+        self._room = min(self._budget, max(LEAST_ROOM * self._budget, left))
 
     def _after_step(self, step: _Step) -> None:
         self._latest_s.append(step.took_s)
