@@ -134,7 +134,8 @@ class Bottleneck:
         while self._now_ns < until_ns:
             self._now_ns = max(self._now_ns, self._due_ns)
             while self._events and (
-                self._events[0][0] <= self._now_ns or self._flying >= self.rate.most_in_flight(self._now_ns, deaf=False)
+                self._events[0][0] <= self._now_ns
+                or self._flying >= self.rate.most_in_flight(self._now_ns, deaf=False)
             ):
                 at_ns, _, (rtt_ns, delay_ns, span_ns, told) = heapq.heappop(self._events)
                 self._now_ns = max(self._now_ns, at_ns)

@@ -126,6 +126,7 @@ def steering_of(rank: int, grid: GridLayout, config: Config, codec: str) -> Grid
         adaptive=config.adaptive,
         trimmable=config.trim_bytes > 0,
         lanes=config.lanes,
+        carries=config.late == "carry",
     )
 
 

@@ -105,7 +105,7 @@ class Ops:
             number = self.number_of(key)
             index = (number or self._calls) % len(self.lanes)
             self._calls += 1
-            terms = self._steering.terms(bucket.size)
+            terms = self._steering.terms(bucket.size, keyed=key is not None)
             seq = self._seqs[index] if self.in_order else None
             ticket = self.lanes[index].submit(
                 bucket, terms, number, tag, reliable=reliable, contribute=contribute, seq=seq

@@ -1,12 +1,10 @@
-"""t_B: how long a stage may last, learned from how long stages take.
+"""t_B: how long an op may last, learned from ops that nothing has disturbed.
 
-Owns the bounds of a stage before and after something is known of it. SCATTER starts with the entry of the
-majority; GATHER starts with the close of the own shard or with the own entry.
+Owns the usual times of ops of one size, and the bounds that follow from them. All times run from the entry of
+the majority. It knows nothing of links and reports.
 """
 
 from __future__ import annotations
-
-from collections import deque
 
 from tailcut import _native
 from tailcut.stats import OpBounds
@@ -18,96 +16,115 @@ SCATTER_CAP_SHARE = 0.75
 """The cap from the first entry, as a share of the deadline: the rank that entered first still has a quarter
 left for its GATHER."""
 
-LEAST_SHARE = 1 / 200
-"""The smallest t_B, as a share of the deadline (50 ms of 10 s). A user who allows an op seconds does not want
-parts of gradients dropped to save milliseconds. On a quiet 2-core host an op of 0.1 ms at times takes 2 ms,
-or 4."""
+MARGIN = 1 / 8
+"""An op may take this share longer than usual. Anything from 1.05 to 1.5 times the usual time did alike."""
 
-WINDOW = 23
-"""Samples that t_B is derived from. They are few enough for t_B to fall within 20 ops: after these, at most
-three older samples are left."""
+LONG_MARGIN = 1.0
+"""The same where what is cut is lost instead of late, or while what is late costs too much of the budget."""
+
+WINDOW = 20
+"""Ops that say what is usual: bounds follow the network within as many."""
 
 WARM_UP = 5
-"""Samples needed before t_B is trusted: the second highest of 5 is not that of a slow first op."""
+"""Ops before a bound is trusted: the second lowest of 5 is not that of a lucky one."""
 
-PERCENTILE = 90
-"""Percentile of the samples in the window, rounded down. This is the fourth highest, so that three bursts
-within a window do not lengthen the wait for the next. OptiReduce uses 95. With 95 and 16 samples, P99 over
-P50 under rare bursts of twice an op's bytes was 1.12 to 1.84 in eight seeds; with these values it is 1.01 to
-1.15."""
+USUAL_PERCENT = 25
+"""The usual time is this percentile. Up to three quarters of the ops may be disturbed, such as by bursts into
+this rank's own port; those into the other ports disturb no more than half of the ranks."""
 
-MARGIN = 0.10
-"""Added to the percentile, as a share of it. Where stages hardly vary, one that was hit ends only 10 % later
-than the others. Of stages whose times vary by 10 % (lognormal) this cuts 3 %; of those that vary by 30 %, 11
-%."""
+FAST_PERCENT = 10
+SPREADS = 3
+"""A host's own jitter makes the margin longer, by this many times what lies between a fast and a usual op. Of
+times that vary by 10 % (lognormal), two in a hundred are beyond that, by little. Slow ops say nothing of
+jitter: the network may have made them slow."""
 
 LEAST_MARGIN_S = 0.010
+LEAST_LONG_MARGIN_S = 0.050
 """Hosts at times do not get to run for this long, and the pace of short ops varies by as much."""
 
-CUT_FACTOR = 2.0
-"""A stage that was cut counts as this many times the time at which it was cut, unless late packets tell its
-real time. From times that t_B itself cut, t_B could only ever fall."""
-
-TAIL_OPS = 4
-"""Up to this many stages in a row that were cut are one event, and one sample: a burst of other traffic is
-the tail that t_B is there to cut. If there are more, the network has become slower, and each of them
-counts."""
+LATE_OPS = 5
+LONGER = 2.0
+"""Bounds become LONGER when most ranks were late in this many ops in a row. A port that is blocked makes only
+its own rank late, for however long; when most are late, the network has changed. Three such steps make up for
+a network that is five times slower, within 20 ops."""
 
 
-class StageBound:
-    """t_B of one stage in one size class."""
+class Usual:
+    """How long something usually takes."""
 
-    def __init__(self, least_s: float, most_s: float) -> None:
-        self.bound_s = most_s
-        self._least_s = least_s
-        self._most_s = most_s
-        self._high_s = 0.0  # the percentile of the samples
-        # A sample: by op, how long its stage took, or the guess for one that was cut.
-        self._samples: deque[dict[int, float]] = deque(maxlen=WINDOW)
-        self._cuts_in_a_row = 0
+    def __init__(self) -> None:
+        self._times_s: dict[int, float] = {}  # by op, of the latest ones
 
     @property
     def known(self) -> bool:
-        """Whether the warm-up is over. Until then the bound is the longest."""
-        return len(self._samples) >= WARM_UP
+        return len(self._times_s) >= WARM_UP
 
-    def completed(self, seq: int, took_s: float) -> None:
-        """A stage ended in which everything came that was waited for."""
-        self._cuts_in_a_row = 0
-        self._samples.append({seq: took_s})
-        self._derive()
+    def note(self, seq: int, took_s: float) -> None:
+        """An op took so long; if it was cut, at least so long."""
+        self._times_s[seq] = took_s
+        if len(self._times_s) > WINDOW:
+            del self._times_s[next(iter(self._times_s))]
 
-    def cut(self, seq: int, after_s: float) -> None:
-        """A stage ended before everything had come."""
-        took_s = CUT_FACTOR * after_s
-        if took_s < self._high_s:  # the deadline or the cap cut it, which says nothing of what is usual
-            return
-        self._cuts_in_a_row += 1
-        if self._cuts_in_a_row == TAIL_OPS + 1:
-            self._samples.extend({op: s} for op, s in self._samples.pop().items())
-        if 1 < self._cuts_in_a_row <= TAIL_OPS:
-            self._samples[-1][seq] = took_s
-        else:
-            self._samples.append({seq: took_s})
-        self._derive()
+    def correct(self, seq: int, took_s: float) -> None:
+        """It is known now how long an op that was cut really took. Ignored if that is too long ago."""
+        if seq in self._times_s:
+            self._times_s[seq] = max(self._times_s[seq], took_s)
 
-    def came_late(self, seq: int, took_s: float) -> None:
-        """It is known now what a stage that was cut has really taken. Ignored if that is too long ago.
+    def lengthen(self) -> None:
+        """Forget all but that it takes LONGER from now on."""
+        longer_s = LONGER * self.at(USUAL_PERCENT)
+        self._times_s = {-op: longer_s for op in range(1, WARM_UP + 1)}
 
-        What comes after the end waits for ops that are alive, so a time far above the guess is not the
-        stage's.
-        """
-        for sample in self._samples:
-            if seq in sample:
-                sample[seq] = min(took_s, CUT_FACTOR * sample[seq])
-                self._derive()
+    def at(self, percent: int) -> float:
+        """This percentile, rounded down; 0 if nothing is known."""
+        ordered = sorted(self._times_s.values())
+        return ordered[percent * (len(ordered) - 1) // 100] if ordered else 0.0
 
-    def _derive(self) -> None:
-        ordered = sorted(max(sample.values()) for sample in self._samples)
-        self._high_s = ordered[PERCENTILE * (len(ordered) - 1) // 100]
-        if self.known:
-            margin_s = max(MARGIN * self._high_s, self._least_s, LEAST_MARGIN_S)
-            self.bound_s = min(self._most_s, max(self._least_s, self._high_s + margin_s))
+    def bound_s(self, margin: float, least_s: float, skew_s: float) -> float:
+        usual_s = self.at(USUAL_PERCENT)
+        jitter_s = SPREADS * (usual_s - self.at(FAST_PERCENT))
+        return usual_s + max(least_s, margin * usual_s + jitter_s + skew_s)
+
+
+class OpBound:
+    """t_B of ops of one size, and of their SCATTER."""
+
+    def __init__(self, longest: OpBounds) -> None:
+        self.scatter, self.whole = Usual(), Usual()
+        self._lag = Usual()  # from the majority's entry to the last one
+        self._longest = longest
+        self._late_in_a_row = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether the warm-up is over. Until then bounds are the longest."""
+        return self.scatter.known and self.whole.known
+
+    def entered(self, seq: int, lag_s: float) -> None:
+        """In this op the last rank that was awaited entered so long after the majority."""
+        self._lag.note(seq, max(0.0, lag_s))
+
+    def ended(self, *, most_late: bool) -> None:
+        """An op has ended. ``most_late``: without something of most of the other ranks."""
+        self._late_in_a_row = self._late_in_a_row + 1 if most_late else 0
+        if self._late_in_a_row >= LATE_OPS and self.known:
+            self._late_in_a_row = 0
+            self.scatter.lengthen()
+            self.whole.lengthen()
+
+    def bounds(self, *, tight: bool, most_skew_s: float) -> tuple[float, float]:
+        """t_B of SCATTER and of GATHER, which runs from the end of SCATTER's. Ranks that enter apart have
+        up to ``most_skew_s`` more than usual."""
+        longest_s = self._longest.scatter_s, self._longest.gather_s
+        if not self.known:
+            return longest_s
+        margin, least_s = (MARGIN, LEAST_MARGIN_S) if tight else (LONG_MARGIN, LEAST_LONG_MARGIN_S)
+        skew_s = min(most_skew_s, self._lag.at(100 - USUAL_PERCENT) - self._lag.at(USUAL_PERCENT))
+        scatter_s = self.scatter.bound_s(margin, least_s, skew_s)
+        whole_s = self.whole.bound_s(margin, least_s, skew_s)
+        # If t_B closes SCATTER, the mean takes its usual time from then on.
+        usual_s = self.whole.at(USUAL_PERCENT) - self.scatter.at(USUAL_PERCENT)
+        return min(longest_s[0], scatter_s), min(longest_s[1], max(whole_s - scatter_s, usual_s, least_s))
 
 
 def fixed(deadline_s: float) -> OpBounds:

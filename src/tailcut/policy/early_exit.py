@@ -27,20 +27,18 @@ LOSS_LOW = 1e-4
 OLD_WEIGHT = 0.95
 """The weight of the moving average against its next sample: it remembers about 20 ops."""
 
-LEAST_SHARE = 1 / 2000
-"""The shortest grace, as a share of the deadline (5 ms of 10 s): a packet can be reported lost and sent
-again."""
+LEAST_GRACE_S = 0.005
+"""The shortest grace: a packet can be reported lost and sent again, also by a host that is busy."""
 
 
 class EarlyExit:
     """t_C of one stage in one size class."""
 
-    def __init__(self, least_s: float) -> None:
+    def __init__(self) -> None:
         self.percent = FIRST_PERCENT
         self.average_s: float | None = None
         """The average of the stage's time by the median rank, so that one straggler does not lengthen it.
         None in the warm-up."""
-        self._least_s = least_s
         self._first_s: list[float] = []
 
     def grace_s(self, bound_s: float) -> float:
@@ -48,7 +46,7 @@ class EarlyExit:
         exit."""
         if self.average_s is None:
             return bound_s
-        return min(bound_s, max(self._least_s, self.percent / 100 * self.average_s))
+        return min(bound_s, max(LEAST_GRACE_S, self.percent / 100 * self.average_s))
 
     def after(self, took_s: float | None, loss: float, ended_by: Ending) -> None:
         """Learn from a stage. ``took_s`` is the median over ranks of when a rank's last packet came; None if

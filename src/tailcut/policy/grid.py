@@ -29,15 +29,15 @@ class RowSteering(Steering):
     learned in quiet ops would make many late rows out of one (in simulation, one burst cost a quarter of the
     following results)."""
 
-    def bounds(self, size: int) -> OpBounds:
-        return super().bounds(size)._replace(gather_s=self._longest.gather_s)
+    def bounds(self, size: int, *, carried: bool = True) -> OpBounds:
+        return super().bounds(size, carried=carried)._replace(gather_s=self._longest.gather_s)
 
 
 class ColumnSteering(RowSteering):
     """Waits for all rows except those of silent ranks, because a sum stands for many contributions."""
 
-    def bounds(self, size: int) -> OpBounds:
-        return super().bounds(size)._replace(scatter_s=self._longest.scatter_s)
+    def bounds(self, size: int, *, carried: bool = True) -> OpBounds:
+        return super().bounds(size, carried=carried)._replace(scatter_s=self._longest.scatter_s)
 
 
 class GridSteering:
@@ -56,8 +56,10 @@ class GridSteering:
         adaptive: bool = True,
         trimmable: bool = True,
         lanes: int = 1,
+        carries: bool = True,
     ) -> None:
         self._grid = grid
+        self._carries = carries and grid.rows == 1
         row: type[Steering] = Steering if grid.rows == 1 else RowSteering
         self._row = (row if adaptive else FixedSteering)(
             rank=rank,
@@ -85,12 +87,12 @@ class GridSteering:
         # Each lane numbers its own ops, so there is no op from which on all ranks could change the factor.
         self._lr = LrOffer(offers=rank == 0 and lanes == 1)
 
-    def terms(self, length: int) -> _native.Terms:
-        """The terms of the next op of a bucket of this many coordinates."""
+    def terms(self, length: int, *, keyed: bool = True) -> _native.Terms:
+        """The terms of the next op of a bucket of this many coordinates. Without a key nothing is carried."""
         planes = self._planes.choice
         offer = self._lr.latest
         terms = _native.Terms(
-            self._row.native_bounds(size_of(length, *planes)),
+            self._row.native_bounds(size_of(length, *planes), carried=self._carries and keyed),
             planes.scatter,
             self._row.incast,
             gather_planes=planes.gather,
@@ -102,7 +104,7 @@ class GridSteering:
         if self._column is None:
             return terms
         length = self._grid.column_length(length)
-        return terms.with_column(self._column.native_bounds(length), self._column.incast)
+        return terms.with_column(self._column.native_bounds(length, carried=False), self._column.incast)
 
     def after(self, report: Report, now_s: float) -> Report:
         """Learn from an op that ended at ``now_s``; called in the order of ending. Returns its report with
@@ -113,7 +115,9 @@ class GridSteering:
         self.spending.after(report)
         self._planes.after(report, self.spending, now_s)
         self._lr.after(report, self.spending.recent)
-        self._row.hurried = self.spending.total.late < ABSENT_BUDGET * self.spending.budget
+        spent, budget = self.spending.total, self.spending.budget
+        self._row.hurried = spent.late < ABSENT_BUDGET * budget
+        self._row.tight = spent.total < budget
         self._row.patient = self._over_budget == "wait" and self.spending.over
         return self._row.after(report, now_s)
 

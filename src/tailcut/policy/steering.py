@@ -1,6 +1,6 @@
 """Decides the terms of every op from the reports of earlier ops. One object serves all ops of a rank.
 
-Owns the learned bounds of every size class, the advertised incast and the verdicts. Ranks need not come to
+Owns the learned bounds of every size, the advertised incast and the verdicts. Ranks need not come to
 the same values, because bounds limit only a rank's own waits.
 """
 
@@ -13,9 +13,8 @@ from statistics import median_low
 
 from tailcut import _native
 from tailcut.mirror import Ending, Link, Stage, StageReport
-from tailcut.policy.deadline import LEAST_SHARE, StageBound, fixed, to_native
-from tailcut.policy.early_exit import LEAST_SHARE as LEAST_GRACE_SHARE
-from tailcut.policy.early_exit import EarlyExit
+from tailcut.policy.deadline import WINDOW, OpBound, fixed, to_native
+from tailcut.policy.early_exit import LEAST_GRACE_S, EarlyExit
 from tailcut.policy.incast import LOSS_LOW, Incast
 from tailcut.policy.standing import Standings
 from tailcut.policy.straggler import LATE_SHARE, Stragglers, arrivals_s, is_awaited, judge, median_of
@@ -23,7 +22,14 @@ from tailcut.report import Report, Verdict
 from tailcut.stats import OpBounds, Standing
 
 GUESS_FACTOR = 2.0
-"""A size class of which nothing is known yet gets this many times the bounds of another one."""
+"""A size of which nothing is known yet gets this many times the bounds of another one."""
+
+MOST_SIZES = 64
+"""Sizes of which anything is remembered: those of a program's buckets, with the planes it has used lately."""
+
+DISTURBED = 1 / 8
+"""An op that lacks more than this share of its bytes says nothing of how long all of them take. Bounds that
+learned from what they had cut would become shorter and shorter."""
 
 ABSENT_SHARE = 1 / 4
 """Ranks that have not entered when all others have delivered are waited for this share of a step. One that
@@ -40,24 +46,13 @@ PERIODS = 9
 
 
 @dataclass
-class _StagePolicy:
-    """One stage in one size class."""
+class _Size:
+    """What is known of ops of one size."""
 
-    bound: StageBound
-    early_exit: EarlyExit
-
-    def learn(
-        self, seq: int, ended_by: Ending, took_s: float, needed_s: float, came_s: float | None, loss: float
-    ) -> None:
-        """Learn from a stage that ended after ``took_s``. Among ranks that were awaited, the last one was
-        done after ``needed_s`` and the median one after ``came_s``; ``loss`` is theirs too."""
-        if ended_by == "all":
-            self.bound.completed(seq, took_s)
-        elif loss > 0 and ended_by in _CUT:
-            self.bound.cut(seq, took_s)
-        elif came_s is not None:  # everything that was waited for came, except stray packets
-            self.bound.completed(seq, needed_s)
-        self.early_exit.after(came_s, loss, ended_by)
+    bound: OpBound
+    early_exit: dict[Stage, EarlyExit]
+    gather_began_s: dict[int, float]
+    """Of the latest ops whose GATHER was cut: when it began, from the entry of the majority."""
 
 
 class Steering:
@@ -75,7 +70,7 @@ class Steering:
         self._members = members
         self._place = members.index(rank)
         self._longest = fixed(deadline_s)
-        self._classes: dict[int, dict[Stage, _StagePolicy]] = {}  # by the bit length of an op's size
+        self._sizes: dict[int, _Size] = {}  # the one in use last comes last
         self._periods = Periods()
         self._incast = Incast(len(members))
         self._stragglers = Stragglers(members, straggler_share, whose)
@@ -83,47 +78,42 @@ class Steering:
         self._alarms: list[str] = []
         self._step_s = 0.0  # the usual time from an op of a bucket to the next; 0: not known
         self.hurried = True
-        """Set from outside: the budget has room for contributions that are left out."""
+        """Set from outside: the budget has room for what ranks bring late that are not waited for."""
+        self.tight = True
+        """Set from outside: it has room too for what short bounds cut."""
         self.patient = False
         """Set from outside: the longest bounds hold because recent ops have lacked too much."""
 
-    def native_bounds(self, size: int) -> _native.Bounds:
+    def native_bounds(self, size: int, *, carried: bool = True) -> _native.Bounds:
         """The bounds of the next op of this size."""
-        return to_native(self._longest if self.patient else self.bounds(size))
+        return to_native(self._longest if self.patient else self.bounds(size, carried=carried))
 
     @property
     def incast(self) -> int:
         """How many ranks may send to this one at once; 0 is no limit."""
         return self._incast.advertised
 
-    def bounds(self, size: int) -> OpBounds:
-        """The bounds of the next op of this size (``size_of``)."""
-        size_class = size.bit_length()
-        policies = self._classes.get(size_class) or self._new_class()
-        scatter_s = self._bound_s(policies, size_class, "scatter")
-        # If t_B closed SCATTER, all bytes of the mean may have to move afterwards: as many as before.
-        usual_s = policies["scatter"].early_exit.average_s
-        usual_s = scatter_s if usual_s is None else usual_s
-        gather_s = max(usual_s, self._bound_s(policies, size_class, "gather"))
+    def bounds(self, size: int, *, carried: bool = True) -> OpBounds:
+        """The bounds of the next op of this size (``size_of``). ``carried``: what is late comes later."""
+        known = self._sizes.get(size) or self._new_size()
+        scatter_s, gather_s = self._guess_s(size, known, carried and self.tight)
         return self._longest._replace(
             scatter_s=scatter_s,
             gather_s=gather_s,
-            scatter_grace_s=policies["scatter"].early_exit.grace_s(scatter_s),
-            gather_grace_s=policies["gather"].early_exit.grace_s(gather_s),
-            absent_s=self._absent_s(scatter_s),
+            scatter_grace_s=known.early_exit["scatter"].grace_s(scatter_s),
+            gather_grace_s=known.early_exit["gather"].grace_s(gather_s),
+            absent_s=min(scatter_s, self._wait_s) if carried and self.hurried else 0.0,
         )
 
-    def _absent_s(self, longest_s: float) -> float:
-        """How long ranks are waited for that have not entered; 0: as long as others."""
-        if not (self.hurried and self._step_s):
-            return 0.0
-        return min(longest_s, max(LEAST_WAIT_S, ABSENT_SHARE * self._step_s))
+    @property
+    def _wait_s(self) -> float:
+        """How long those are waited for that enter later than most; 0: as long as others."""
+        return max(LEAST_WAIT_S, ABSENT_SHARE * self._step_s) if self._step_s else 0.0
 
     @property
     def known_bounds(self) -> dict[int, OpBounds]:
-        """The bounds of every size class in use, by the class's largest size."""
-        sizes = [(1 << size_class) - 1 for size_class in sorted(self._classes)]
-        return {size: self.bounds(size) for size in sizes}
+        """The bounds of every size in use."""
+        return {size: self.bounds(size) for size in sorted(self._sizes)}
 
     @property
     def drop_share(self) -> tuple[float, ...]:
@@ -143,8 +133,7 @@ class Steering:
 
     def describe(self) -> str:
         """The derived bounds, in words."""
-        least_s = LEAST_SHARE * self._longest.deadline_s
-        return f"{_described(self._longest)}, then as long as stages usually take, at least {least_s:g} s"
+        return f"{_described(self._longest)}, then little longer than ops usually take"
 
     def take_alarms(self) -> list[str]:
         """The warnings that the user has not been told yet."""
@@ -156,69 +145,86 @@ class Steering:
         verdicts."""
         if report.status == "behind":
             return report
-        for late in report.late:
-            for policies in self._classes.values():  # only the class of the op knows its seq
-                policies[late.stage].bound.came_late(late.seq, late.took_s)
+        self._learn_late(report)
+        known = self._size(report.size)
         came_s = arrivals_s(report.links, "scatter", self._place)
-        usual_s = self._policy(report.size, "scatter").early_exit.average_s or 0.0
+        usual_s = known.early_exit["scatter"].average_s or 0.0
         self._step_s = period_s = self._periods.after(report.key, now_s - report.elapsed_s)
         slack_s = LATE_SHARE * (period_s or self._longest.deadline_s)
-        least_s = max(LEAST_GRACE_SHARE * self._longest.deadline_s, slack_s)
+        least_s = max(LEAST_GRACE_S, slack_s)
         report = report.judged(judge(report, self._place, came_s, usual_s, least_s))
         self._alarms += self._stragglers.after(report, report.verdicts)
         self._standings.after(
             report, now_s, period_s=period_s, usual_s=usual_s, drop_share=self._stragglers.drop_share
         )
-        self._learn("scatter", report, came_s)
-        self._learn("gather", report, arrivals_s(report.links, "gather", self._place))
+        self._learn_grace("scatter", report, known, came_s)
+        self._learn_grace("gather", report, known, arrivals_s(report.links, "gather", self._place))
+        self._learn_bound(report, known)
         self._incast.after(_shared_loss(report))
         return report
 
-    def _policy(self, size: int, stage: Stage) -> _StagePolicy:
-        size_class = size.bit_length()
-        if size_class not in self._classes:
-            self._classes[size_class] = self._new_class()
-        return self._classes[size_class][stage]
+    def _size(self, size: int) -> _Size:
+        known = self._sizes.pop(size, None) or self._new_size()
+        self._sizes[size] = known
+        if len(self._sizes) > MOST_SIZES:
+            del self._sizes[next(iter(self._sizes))]
+        return known
 
-    def _new_class(self) -> dict[Stage, _StagePolicy]:
-        deadline_s = self._longest.deadline_s
+    def _new_size(self) -> _Size:
+        return _Size(OpBound(self._longest), {"scatter": EarlyExit(), "gather": EarlyExit()}, {})
 
-        def policy(most_s: float) -> _StagePolicy:
-            return _StagePolicy(
-                StageBound(LEAST_SHARE * deadline_s, most_s), EarlyExit(LEAST_GRACE_SHARE * deadline_s)
-            )
-
-        return {"scatter": policy(self._longest.scatter_s), "gather": policy(self._longest.gather_s)}
-
-    def _bound_s(self, policies: dict[Stage, _StagePolicy], size_class: int, stage: Stage) -> float:
-        """t_B. In the warm-up of a size class it is a guess from the nearest class that is known."""
-        bound = policies[stage].bound
-        if bound.known:
-            return bound.bound_s
-        known = [other for other, theirs in self._classes.items() if theirs[stage].bound.known]
-        if not known:
-            return bound.bound_s
-        nearest = min(known, key=lambda other: (abs(other - size_class), -other))
-        # A stage takes a latency plus a time per byte: twice the bytes take at most twice as long, and fewer
+    def _guess_s(self, size: int, known: _Size, tight: bool) -> tuple[float, float]:
+        """t_B of both stages. In the warm-up of a size it is a guess from the nearest size that is known."""
+        others = {other: theirs for other, theirs in self._sizes.items() if theirs.bound.known}
+        if known.bound.known or not others:
+            return known.bound.bounds(tight=tight, most_skew_s=self._wait_s)
+        nearest = min(others, key=lambda other: max(other + 1, size + 1) / min(other + 1, size + 1))
+        # An op takes a latency plus a time per byte: twice the bytes take at most twice as long, and fewer
         # bytes need not be faster.
-        scale = GUESS_FACTOR * (1 << max(0, size_class - nearest))
-        return min(bound.bound_s, scale * self._classes[nearest][stage].bound.bound_s)
+        scale = GUESS_FACTOR * max(1.0, size / max(1, nearest))
+        scatter_s, gather_s = others[nearest].bound.bounds(tight=tight, most_skew_s=self._wait_s)
+        return min(self._longest.scatter_s, scale * scatter_s), min(self._longest.gather_s, scale * gather_s)
 
-    def _learn(self, stage: Stage, report: Report, came_s: Sequence[float]) -> None:
-        """Learn from one stage of an op. ``came_s`` are the arrivals of the stage."""
+    def _learn_late(self, report: Report) -> None:
+        """How long stages of earlier ops have really taken that were cut."""
+        for late in report.late:
+            for known in self._sizes.values():  # only the size of the op knows its seq
+                if late.stage == "scatter":
+                    known.bound.scatter.correct(late.seq, late.took_s)
+                elif (began_s := known.gather_began_s.pop(late.seq, None)) is not None:
+                    known.bound.whole.correct(late.seq, began_s + late.took_s)
+
+    def _learn_bound(self, report: Report, known: _Size) -> None:
+        scatter, gather = report.scatter, report.gather
+        start_s = scatter.began_s
+        if start_s is None or scatter.ended_s is None or gather.ended_s is None:
+            return  # the cap closed it before half of the ranks were there
+        others = [link for place, link in enumerate(report.links) if place != self._place and not link.silent]
+        awaited = [link for link in others if link.awaited]
+        entered_s = [link.entered_s for link in awaited if link.entered_s is not None]
+        known.bound.entered(report.seq, max(entered_s, default=start_s) - start_s)
+        scatter_cut = scatter.ended_by in _CUT and _loss(scatter, awaited, "scatter") > 0
+        gather_cut = gather.ended_by in _CUT and _loss(gather, others, "gather") > 0
+        if scatter_cut or _lacking(report.links, "scatter") <= DISTURBED:
+            known.bound.scatter.note(report.seq, scatter.ended_s - start_s)
+        if gather_cut or (not scatter_cut and _lacking(report.links, "gather") <= DISTURBED):
+            known.bound.whole.note(report.seq, gather.ended_s - start_s)
+        if gather_cut and gather.began_s is not None:
+            known.gather_began_s[report.seq] = gather.began_s - start_s
+            if len(known.gather_began_s) > WINDOW:
+                del known.gather_began_s[next(iter(known.gather_began_s))]
+        late = sum(bool(link.scatter.missing or link.gather.missing) for link in others)
+        known.bound.ended(most_late=(scatter_cut or gather_cut) and 2 * late > len(others))
+
+    def _learn_grace(self, stage: Stage, report: Report, known: _Size, came_s: Sequence[float]) -> None:
+        """``came_s`` are the arrivals of the stage."""
         ended: StageReport = getattr(report, stage)
-        start_s, took_s = ended.began_s, ended.took_s
-        if start_s is None or took_s is None:  # the cap closed it before half of the ranks were there
+        start_s = ended.began_s
+        if start_s is None or ended.took_s is None:
             return
-        own_s = 0.0  # its own contribution came when it entered
-        self._policy(report.size, stage).learn(
-            report.seq,
-            ended.ended_by,
-            took_s,
-            max(0.0, max(came_s, default=own_s) - start_s, own_s - start_s),
-            max(0.0, median_of(came_s) - start_s) if came_s else None,
-            _loss(ended, [link for link in report.links if is_awaited(link, stage)], stage),
-        )
+        loss = _loss(ended, [link for link in report.links if is_awaited(link, stage)], stage)
+        median_s = max(0.0, median_of(came_s) - start_s) if came_s else None
+        known.early_exit[stage].after(median_s, loss, ended.ended_by)
 
 
 class Periods:
@@ -246,7 +252,7 @@ class FixedSteering(Steering):
     def incast(self) -> int:
         return 0
 
-    def bounds(self, size: int) -> OpBounds:
+    def bounds(self, size: int, *, carried: bool = True) -> OpBounds:
         return self._longest
 
     def describe(self) -> str:
@@ -263,6 +269,13 @@ def _loss(ended: StageReport, links: Sequence[Link], stage: Stage) -> float:
         return 0.0
     shares = [getattr(link, stage).lost_frac for link in links if not (stage == "scatter" and link.abstained)]
     return sum(shares) / len(shares) if shares else 0.0
+
+
+def _lacking(links: Sequence[Link], stage: Stage) -> float:
+    """The share of all coordinates that did not come, also from ranks that nobody waited for."""
+    stages = [getattr(link, stage) for link in links if not (stage == "scatter" and link.abstained)]
+    coords = sum(of_link.coords for of_link in stages)
+    return sum(of_link.missing for of_link in stages) / coords if coords else 0.0
 
 
 def _shared_loss(report: Report) -> float:

@@ -91,8 +91,6 @@ class Comparison:
         self._measured: dict[Block, _Measured] = {}
         self.drift = 0.0
         """The norm of the difference to the owners' parameters, relative to theirs, when last measured."""
-        self.worst = 0.0
-        """The same for the block that differed most since ``compare`` was last called."""
         self.wish = 0
         """The latest step from which some rank wants all blocks compared."""
 
@@ -117,7 +115,6 @@ class Comparison:
 
     def compare(self, now: int) -> list[Correction]:
         """Take what has come by this step."""
-        self.worst = 0.0
         for asked in _ended(self._asked):
             if asked.fetch.poll() is FetchStatus.COMPLETE:
                 self._compare(asked)
@@ -180,7 +177,6 @@ class Comparison:
     def _measure(self, step: int, aside: SetAside, apart: list[float]) -> None:
         sizes = norms(aside.copies)
         self._measured[aside.block] = _Measured(apart[0], sizes[0])
-        self.worst = max(self.worst, ratio(apart[0], sizes[0]))
         if aside.offered and max(map(ratio, apart, sizes)) > ROUNDING:
             block = aside.block
             size = sum(segment.values.nbytes for segment in aside.copies)

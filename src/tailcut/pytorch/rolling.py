@@ -185,7 +185,7 @@ class RollingResync:
         corrections = comparison.compare(copied.step)
         self._corrections.extend(corrections)
         # Half of the bound, because it grows until it has been corrected.
-        large = max(comparison.worst, comparison.drift) > self._bound / 2
+        large = comparison.drift > self._bound / 2
         if large and copied.step > comparison.wish + URGENT_STEPS + SPREAD_STEPS:
             comparison.wish = copied.step + SPREAD_STEPS
         if copied.blocks:

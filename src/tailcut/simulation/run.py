@@ -133,6 +133,7 @@ def _steering(scenario: Scenario) -> list[Policy]:
             planes=scenario.planes_by_rank.get(rank, scenario.planes) if scenario.codec == "planes" else 16,
             budget=scenario.budget,
             trimmable=scenario.trim_bytes > 0,
+            carries=scenario.late == "carry" and scenario.buckets > 0,
         )
         for rank in range(scenario.ranks)
     ]
