@@ -15,9 +15,9 @@ from tailcut.policy.steering import FixedSteering, Steering
 from tailcut.report import Report, size_of
 from tailcut.stats import ON_TIME_STANDING, OpBounds, Standing
 
-ABSENT_BUDGET = 0.5
-"""Ranks that have not entered are left out early while what is late costs less than this share of the
-budget."""
+LATE_SHARE = 1 / 4
+"""Ops hurry while what is late has cost less than this share of the budget in all. The fewest planes take the
+rest of it, and one more plane costs more time than hurrying saves."""
 
 COLUMN_SHARE = 0.25
 """The deadline of a column's op, as a share of the deadline. Its bytes are few. What is left after SCATTER in
@@ -115,9 +115,7 @@ class GridSteering:
         self.spending.after(report)
         self._planes.after(report, self.spending, now_s)
         self._lr.after(report, self.spending.recent)
-        spent, budget = self.spending.total, self.spending.budget
-        self._row.hurried = spent.late < ABSENT_BUDGET * budget
-        self._row.tight = spent.total < budget
+        self._row.hurried = self.spending.total.late < LATE_SHARE * self.spending.budget
         self._row.patient = self._over_budget == "wait" and self.spending.over
         return self._row.after(report, now_s)
 

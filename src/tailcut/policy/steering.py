@@ -78,9 +78,7 @@ class Steering:
         self._alarms: list[str] = []
         self._step_s = 0.0  # the usual time from an op of a bucket to the next; 0: not known
         self.hurried = True
-        """Set from outside: the budget has room for what ranks bring late that are not waited for."""
-        self.tight = True
-        """Set from outside: it has room too for what short bounds cut."""
+        """Set from outside: the budget has room for what is not waited for."""
         self.patient = False
         """Set from outside: the longest bounds hold because recent ops have lacked too much."""
 
@@ -95,14 +93,15 @@ class Steering:
 
     def bounds(self, size: int, *, carried: bool = True) -> OpBounds:
         """The bounds of the next op of this size (``size_of``). ``carried``: what is late comes later."""
+        hurried = carried and self.hurried
         known = self._sizes.get(size) or self._new_size()
-        scatter_s, gather_s = self._guess_s(size, known, carried and self.tight)
+        scatter_s, gather_s = self._guess_s(size, known, hurried)
         return self._longest._replace(
             scatter_s=scatter_s,
             gather_s=gather_s,
             scatter_grace_s=known.early_exit["scatter"].grace_s(scatter_s),
             gather_grace_s=known.early_exit["gather"].grace_s(gather_s),
-            absent_s=min(scatter_s, self._wait_s) if carried and self.hurried else 0.0,
+            absent_s=min(scatter_s, self._wait_s) if hurried else 0.0,
         )
 
     @property
