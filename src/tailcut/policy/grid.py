@@ -16,8 +16,8 @@ from tailcut.report import Report, size_of
 from tailcut.stats import ON_TIME_STANDING, OpBounds, Standing
 
 LATE_SHARE = 1 / 4
-"""Ops hurry while what is late has cost less than this share of the budget in all. The fewest planes take the
-rest of it, and one more plane costs more time than hurrying saves."""
+"""Ops hurry while what is late has cost less in all than the fewest planes leave of the budget, or this share
+of it. To hurry more and send more planes instead takes longer."""
 
 COLUMN_SHARE = 0.25
 """The deadline of a column's op, as a share of the deadline. Its bytes are few. What is left after SCATTER in
@@ -82,7 +82,7 @@ class GridSteering:
         self._over_budget = over_budget
         self.spending = Spending(budget)
         self._planes: PlanesPolicy = (
-            FixedPlanes(planes) if planes else AdaptivePlanes(grid.ranks, budget, trimmable=trimmable)
+            FixedPlanes(grid.ranks, planes) if planes else AdaptivePlanes(grid.ranks, budget, trimmable=trimmable)
         )
         # Each lane numbers its own ops, so there is no op from which on all ranks could change the factor.
         self._lr = LrOffer(offers=rank == 0 and lanes == 1)
@@ -115,7 +115,9 @@ class GridSteering:
         self.spending.after(report)
         self._planes.after(report, self.spending, now_s)
         self._lr.after(report, self.spending.recent)
-        self._row.hurried = self.spending.total.late < LATE_SHARE * self.spending.budget
+        budget = self.spending.budget
+        room = max(LATE_SHARE * budget, budget - self._planes.least_error)
+        self._row.hurried = self.spending.total.late < room
         self._row.patient = self._over_budget == "wait" and self.spending.over
         return self._row.after(report, now_s)
 

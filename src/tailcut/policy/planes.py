@@ -84,6 +84,10 @@ class PlanesPolicy(Protocol):
     def choice(self) -> Planes: ...
 
     @property
+    def least_error(self) -> float:
+        """ε of the fewest planes that may be sent, for independent gradients."""
+
+    @property
     def whole(self) -> bool:
         """Whether packets are so short that trimming leaves them whole."""
 
@@ -101,8 +105,9 @@ class FixedPlanes:
 
     whole = False
 
-    def __init__(self, planes: int) -> None:
+    def __init__(self, ranks: int, planes: int) -> None:
         self.choice = Planes(planes, planes)
+        self.least_error = predicted(ranks, 0.0, planes, planes) if planes else 0.0
 
     def after(self, report: Report, spending: Spending, now_s: float) -> None:
         """Nothing is learned."""
@@ -187,6 +192,7 @@ class AdaptivePlanes:
         self._bias = 1.0  # measured ε over predicted ε
         self._clock = _Clock()
         self._few = self.choice = self._fewest(ALL)
+        self.least_error = self._error(self._few)
         self.whole = False
         self._compared = ALL  # what few planes were compared with
         self._step_s: dict[Planes, float] = {}  # by planes: the step's time in the latest trial
