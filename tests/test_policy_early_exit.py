@@ -14,14 +14,14 @@ BOUND_S = 1.0
 
 
 def warm(took_s: float = USUAL_S) -> EarlyExit:
-    early_exit = EarlyExit(least_s=0.001)
+    early_exit = EarlyExit()
     for _ in range(WARM_UP):
         early_exit.after(took_s, 5e-4, "all")  # between the thresholds: the percentage stays
     return early_exit
 
 
 def test_there_is_no_early_exit_before_the_usual_time_is_known() -> None:
-    early_exit = EarlyExit(least_s=0.001)
+    early_exit = EarlyExit()
     for _ in range(WARM_UP - 1):
         early_exit.after(USUAL_S, 0.0, "all")
     assert early_exit.grace_s(BOUND_S) == BOUND_S
@@ -65,7 +65,7 @@ def test_what_a_straggler_costs_is_not_blamed_on_the_grace(ended_by: str) -> Non
 
 
 def test_a_slow_first_op_does_not_lengthen_the_grace() -> None:
-    early_exit = EarlyExit(least_s=0.0)
+    early_exit = EarlyExit()
     for seq in range(WARM_UP):
         early_exit.after(USUAL_S if seq else 10 * USUAL_S, 5e-4, "all")
     assert early_exit.average_s == USUAL_S
@@ -97,7 +97,7 @@ def test_an_op_whose_times_are_unknown_leaves_the_average() -> None:
 def test_a_grace_is_positive_and_never_longer_than_the_bound(
     ops: list[tuple[float | None, float, str]], bound_s: float
 ) -> None:
-    early_exit = EarlyExit(least_s=0.005)
+    early_exit = EarlyExit()
     for took_s, loss, ended_by in ops:
         early_exit.after(took_s, loss, ended_by)
         assert 0 < early_exit.grace_s(bound_s) <= bound_s

@@ -174,7 +174,7 @@ def test_without_keys_there_are_no_steps_and_the_fewest_planes_stay() -> None:
 
 
 def test_the_user_may_fix_them_and_a_larger_budget_needs_fewer() -> None:
-    assert FixedPlanes(5).choice == (5, 5)
+    assert FixedPlanes(4, 5).choice == (5, 5)
     assert sum(AdaptivePlanes(4, 0.5).choice) < sum(AdaptivePlanes(4, 0.05).choice)
     assert sum(AdaptivePlanes(4, 1e-4).choice) > sum(AdaptivePlanes(4, 0.05).choice)
 
@@ -202,8 +202,8 @@ class Watched(GridSteering):
         self.chosen: list[Planes] = []
         self.ends_s: list[float] = []
 
-    def terms(self, length: int) -> _native.Terms:
-        terms = super().terms(length)
+    def terms(self, length: int, *, keyed: bool = True) -> _native.Terms:
+        terms = super().terms(length, keyed=keyed)
         self.chosen.append(Planes(terms.planes, terms.gather_planes))
         return terms
 
@@ -216,7 +216,7 @@ def fixed_to(planes: Planes) -> type[Watched]:
     class Fixed(Watched):
         def __init__(self, rank: int, ranks: int) -> None:
             super().__init__(rank, ranks)
-            self._planes = FixedPlanes(1)
+            self._planes = FixedPlanes(ranks, 1)
             self._planes.choice = planes
 
     return Fixed

@@ -98,7 +98,7 @@ def test_half_of_a_tail_of_3_is_cut_for_ops_of_a_message() -> None:
 def test_what_bursts_made_late_has_come_by_the_end_of_the_next_op() -> None:
     """If the network rests between ops: a step computes for as long as a burst blocks a port."""
     tailcut = sides("tail-3", size_bytes=666_668, ops=400, warmup=20, compute_s=0.1)["tailcut"]
-    assert tailcut.delivered < 0.97
+    assert tailcut.delivered < 0.99
     assert tailcut.by_next_op >= 0.999
 
 

@@ -10,19 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailcut.mirror import LateCompletion
-from tailcut.policy.deadline import MARGIN, TAIL_OPS, WARM_UP, fixed
-from tailcut.policy.steering import ABSENT_SHARE, GUESS_FACTOR, FixedSteering, Steering
+from tailcut.policy.deadline import (
+    LEAST_LONG_MARGIN_S,
+    LEAST_MARGIN_S,
+    MARGIN,
+    WARM_UP,
+    fixed,
+)
+from tailcut.policy.steering import ABSENT_SHARE, GUESS_FACTOR, MOST_SIZES, FixedSteering, Steering
 from tailcut.report import Report, Verdict
 from tests.reports import NEVER, lost, op
 
 DEADLINE_S = 10.0
 CALM = (0.0, 0.1, 0.1, 0.1)
-LEAST_S = 0.05
 
 
 def with_margin(took_s: float) -> float:
     """t_B of stages that all take so long."""
-    return took_s + max(MARGIN * took_s, LEAST_S)
+    return took_s + max(MARGIN * took_s, LEAST_MARGIN_S)
 
 
 def steering(ranks: int = 4, cls: type[Steering] = Steering) -> Steering:
@@ -82,23 +87,50 @@ def test_gather_has_time_for_all_bytes_of_a_mean_whose_owner_waited_until_its_bo
     assert pilot.bounds(1000).gather_s >= 0.1  # as long as SCATTER of the same bytes takes
 
 
-def test_a_bound_is_never_shorter_than_a_share_of_the_deadline() -> None:
+def test_short_ops_have_the_margin_that_a_host_needs() -> None:
     pilot = steering()
     play(pilot, 30, (0, 1e-5, 1e-5, 1e-5))
-    assert pilot.bounds(1000).scatter_s == pytest.approx(LEAST_S, rel=1e-3)
+    assert pilot.bounds(1000).scatter_s == pytest.approx(LEAST_MARGIN_S, rel=1e-2)
+    assert pilot.bounds(1000, carried=False).scatter_s == pytest.approx(LEAST_LONG_MARGIN_S, rel=1e-2)
 
 
-def test_a_dead_rank_lengthens_bounds_only_while_it_is_not_known_to_be_silent() -> None:
+def test_both_stages_together_end_an_eighth_later_than_usual() -> None:
+    pilot = steering()
+    play(pilot, 30, (0, 0.5, 0.5, 0.5))
+    bounds = pilot.bounds(1000)
+    assert bounds.scatter_s == pytest.approx((1 + MARGIN) * 0.5)
+    assert bounds.scatter_s + bounds.gather_s == pytest.approx((1 + MARGIN) * 1.0)
+
+
+def test_while_what_is_late_costs_too_much_ops_are_waited_for_twice_as_long() -> None:
+    pilot = steering()
+    play(pilot, 30)
+    pilot.hurried = False
+    bounds = pilot.bounds(1000)
+    assert bounds.scatter_s == pytest.approx(2 * 0.1)
+    assert bounds.scatter_s + bounds.gather_s == pytest.approx(2 * 0.2)
+
+
+def test_a_dead_rank_does_not_lengthen_bounds() -> None:
     pilot = steering()
     play(pilot, 30)
     dead = (0, 0.1, 0.1, NEVER)
     gone = {"entered_s": (0, 0, 0, NEVER)}
     play(pilot, 2, dead, **gone)
-    assert pilot.bounds(1000).scatter_s < 1.0
+    assert pilot.bounds(1000).scatter_s == pytest.approx(with_margin(0.1))
     reports = play(pilot, 20, dead, silent=[3], **gone)
     assert {report.scatter.ended_by for report in reports} == {"grace"}
     assert pilot.bounds(1000).scatter_s == pytest.approx(with_margin(0.1))
     assert pilot.drop_share[3] > 0.4
+
+
+def test_ops_that_lack_an_eighth_teach_nothing() -> None:
+    """They moved fewer bytes, and look fast."""
+    pilot = steering()
+    play(pilot, 30)
+    before = pilot.bounds(1000)
+    play(pilot, 30, (0, 0.05, 0.05, NEVER), silent=[3], gather_s=(0, 0.05, 0.05, NEVER))
+    assert pilot.bounds(1000)[:3] == before[:3]
 
 
 def test_a_stage_that_lacks_only_who_abstained_is_not_a_cut_one() -> None:
@@ -128,38 +160,51 @@ def test_a_rank_that_is_not_awaited_changes_no_bound() -> None:
     assert pilot.verdicts[3] == {"on time": 30, "compute-late": 30}
 
 
-def test_a_rank_for_ever_slower_is_waited_for_as_long_as_it_takes() -> None:
+def test_a_lone_late_rank_is_not_waited_for_longer() -> None:
     pilot = steering()
     play(pilot, 30)
-    reports = play(pilot, 60, entered_s=(0, 0, 0, 0.6))
-    assert {report.scatter.ended_by for report in reports[20:]} == {"all"}
-    assert pilot.bounds(1000).scatter_s < 2 * 0.7
+    reports = play(pilot, 12, entered_s=(0, 0, 0, 0.6))
+    assert {report.scatter.ended_by for report in reports} == {"bound"}
+    assert pilot.bounds(1000).scatter_s < 0.2
     assert reports[-1].verdicts == (*[Verdict.ON_TIME] * 3, Verdict.COMPUTE_LATE)
+
+
+def test_when_most_ranks_are_late_the_network_has_changed() -> None:
+    pilot = steering()
+    play(pilot, 30)
+    play(pilot, 20, (0, 0.5, 0.5, 0.5))
+    assert pilot.bounds(1000).scatter_s > 0.5
+    play(pilot, 20)
+    assert pilot.bounds(1000).scatter_s < 0.2
 
 
 def test_late_completions_take_the_place_of_what_was_cut() -> None:
     pilot = steering()
-    play(pilot, 30)
     slow = (0, 0.1, 0.1, 0.2)
-    cut = play(pilot, TAIL_OPS + 1, slow)
-    assert {report.scatter.ended_by for report in cut} == {"bound"}
+    play(pilot, 30)
+    cut = play(pilot, 17, slow)
+    assert cut[0].scatter.ended_by == "bound"
     guessed_s = pilot.bounds(1000).scatter_s
-    late = tuple(LateCompletion(seq, "scatter", 1000, 0.13) for seq in range(TAIL_OPS + 1))
+    late = tuple(LateCompletion(seq, "scatter", 1000, 0.13) for seq in range(17))
     play(pilot, 1, late=late)
-    assert pilot.bounds(1000).scatter_s == pytest.approx(with_margin(0.13))
-    assert guessed_s > with_margin(0.13)
+    assert guessed_s > pilot.bounds(1000).scatter_s
+    assert pilot.bounds(1000).scatter_s == pytest.approx(with_margin(0.13), rel=0.1)
 
 
-def test_size_classes_learn_apart() -> None:
+def test_sizes_learn_apart_and_the_latest_are_kept() -> None:
     pilot = steering()
     play(pilot, 20, (0, 0.1, 0.1, 0.1), length=1000)
     play(pilot, 20, (0, 0.8, 0.8, 0.8), length=8000)
-    assert pilot.bounds(1023).scatter_s == pytest.approx(with_margin(0.1))
+    assert pilot.bounds(1000).scatter_s == pytest.approx(with_margin(0.1))
     assert pilot.bounds(8000).scatter_s == pytest.approx(with_margin(0.8))
-    assert pilot.known_bounds.keys() == {1023, 8191}
+    assert pilot.known_bounds.keys() == {1000, 8000}
+    for length in range(10_000, 10_000 + MOST_SIZES):
+        play(pilot, 1, length=length)
+    assert len(pilot.known_bounds) == MOST_SIZES
+    assert 1000 not in pilot.known_bounds
 
 
-def test_a_new_size_class_starts_from_the_nearest_one_scaled_up_but_never_down() -> None:
+def test_a_new_size_starts_from_the_nearest_one_scaled_up_but_never_down() -> None:
     pilot = steering()
     play(pilot, 20, length=1000)
     known_s = pilot.bounds(1000).scatter_s
@@ -223,7 +268,7 @@ def test_without_adaption_bounds_stay_and_verdicts_are_given() -> None:
     assert pilot.incast == 0
     assert reports[-1].verdicts[3] == Verdict.NETWORK_LATE
     assert "5 s for SCATTER" in pilot.describe()
-    assert "at least 0.05 s" in steering().describe()
+    assert "little longer than ops usually take" in steering().describe()
 
 
 @pytest.mark.parametrize("length", [0, 1, 1000])
@@ -231,7 +276,7 @@ def test_a_group_of_one_and_empty_buckets_are_steered_too(length: int) -> None:
     for ranks in (1, 2):
         pilot = steering(ranks)
         play(pilot, 30, [0.0] * ranks, length=length)
-        assert pilot.bounds(length).scatter_s == LEAST_S
+        assert pilot.bounds(length).scatter_s == pytest.approx(LEAST_MARGIN_S)
         assert pilot.incast == 0
 
 
@@ -246,7 +291,7 @@ def test_a_group_with_a_tail_loses_few_contributions_and_no_step_lasts_long() ->
 
     reports = play(pilot, 500, tail, gather_s=[0.1] * 8)[20:]
     share = sum(sum(lost(report, "scatter")) for report in reports) / (7 * len(reports))
-    assert share < 0.03
+    assert share < 0.05
     elapsed_s = sorted(report.elapsed_s for report in reports)
     assert elapsed_s[int(0.99 * len(elapsed_s))] < 1.0
 

@@ -41,9 +41,6 @@ constexpr double kYield = 0.5;     // exponent of the ratio of shares when yield
 // The largest share of the rate that one decision takes away. After other traffic has blocked a port, what was in
 // flight seems to have been delivered as slowly as that.
 constexpr double kMostDrop = 0.5;
-// What was delivered when the rate was the limit says what the path carries. A few packets per op make no queue at any
-// rate, and would let it grow for ever.
-constexpr double kMostAbove = 4;
 
 }  // namespace
 
@@ -164,10 +161,9 @@ void RateControl::decide(Time now) {
     const double wanted = (full ? delivered_ : rate_) * (1 + change) * fair;
     // A rate that makes no queue is not too high, however little came: a host that does not get to run
     // delivers little.
-    const double most = delivered_ > 0 ? std::max(rate_, kMostAbove * delivered_) : wanted;
     rate_ = congested && full       ? std::max(wanted, (1 - kMostDrop) * rate_)
             : congested || fair < 1 ? std::min(rate_, wanted)
-                                    : std::max(rate_, std::min(wanted, most));
+                                    : std::max(rate_, wanted);
     rate_ += rounds * packet_bytes_ / round * kSecond;
 }
 

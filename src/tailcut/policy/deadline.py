@@ -6,6 +6,8 @@ the majority. It knows nothing of links and reports.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tailcut import _native
 from tailcut.stats import OpBounds
 
@@ -20,7 +22,7 @@ MARGIN = 1 / 8
 """An op may take this share longer than usual. Anything from 1.05 to 1.5 times the usual time did alike."""
 
 LONG_MARGIN = 1.0
-"""The same where what is cut is lost instead of late, or while what is late costs too much of the budget."""
+"""The same while what is late has cost too much of the budget."""
 
 WINDOW = 20
 """Ops that say what is usual: bounds follow the network within as many."""
@@ -32,6 +34,12 @@ USUAL_PERCENT = 25
 """The usual time is this percentile. Up to three quarters of the ops may be disturbed, such as by bursts into
 this rank's own port; those into the other ports disturb no more than half of the ranks."""
 
+SURE_PERCENT = 75
+"""The same where what is cut is lost: trouble in more than a quarter of the ops is waited for."""
+
+SKEW_PERCENT = 90
+"""Ranks enter apart. The last one is waited for as much longer as it takes in so many of the ops."""
+
 FAST_PERCENT = 10
 SPREADS = 3
 """A host's own jitter makes the margin longer, by this many times what lies between a fast and a usual op. Of
@@ -42,11 +50,30 @@ LEAST_MARGIN_S = 0.010
 LEAST_LONG_MARGIN_S = 0.050
 """Hosts at times do not get to run for this long, and the pace of short ops varies by as much."""
 
+CUT_FACTOR = 2.0
+"""An op that was cut counts as this many times the time at which it was cut, until late packets tell its real
+time. From times that t_B itself cut, t_B could only ever fall."""
+
 LATE_OPS = 5
 LONGER = 2.0
 """Bounds become LONGER when most ranks were late in this many ops in a row. A port that is blocked makes only
 its own rank late, for however long; when most are late, the network has changed. Three such steps make up for
 a network that is five times slower, within 20 ops."""
+
+
+class Wait(NamedTuple):
+    """How much longer than usual an op is waited for."""
+
+    percent: int
+    margin: float
+    least_s: float
+
+
+HURRIED = Wait(USUAL_PERCENT, MARGIN, LEAST_MARGIN_S)
+CALM = Wait(USUAL_PERCENT, LONG_MARGIN, LEAST_LONG_MARGIN_S)
+"""What is late has cost too much of the budget."""
+SURE = Wait(SURE_PERCENT, MARGIN, LEAST_LONG_MARGIN_S)
+"""Nothing is carried."""
 
 
 class Usual:
@@ -59,16 +86,17 @@ class Usual:
     def known(self) -> bool:
         return len(self._times_s) >= WARM_UP
 
-    def note(self, seq: int, took_s: float) -> None:
-        """An op took so long; if it was cut, at least so long."""
-        self._times_s[seq] = took_s
+    def note(self, seq: int, took_s: float, *, cut: bool = False) -> None:
+        """An op took so long, or was cut after that time."""
+        self._times_s.pop(seq, None)  # of another lane, which numbers its ops alike
+        self._times_s[seq] = CUT_FACTOR * took_s if cut else took_s
         if len(self._times_s) > WINDOW:
             del self._times_s[next(iter(self._times_s))]
 
     def correct(self, seq: int, took_s: float) -> None:
         """It is known now how long an op that was cut really took. Ignored if that is too long ago."""
         if seq in self._times_s:
-            self._times_s[seq] = max(self._times_s[seq], took_s)
+            self._times_s[seq] = took_s
 
     def lengthen(self) -> None:
         """Forget all but that it takes LONGER from now on."""
@@ -80,10 +108,10 @@ class Usual:
         ordered = sorted(self._times_s.values())
         return ordered[percent * (len(ordered) - 1) // 100] if ordered else 0.0
 
-    def bound_s(self, margin: float, least_s: float, skew_s: float) -> float:
-        usual_s = self.at(USUAL_PERCENT)
-        jitter_s = SPREADS * (usual_s - self.at(FAST_PERCENT))
-        return usual_s + max(least_s, margin * usual_s + jitter_s + skew_s)
+    def bound_s(self, wait: Wait, skew_s: float) -> float:
+        usual_s = self.at(wait.percent)
+        jitter_s = SPREADS * (self.at(USUAL_PERCENT) - self.at(FAST_PERCENT))
+        return usual_s + max(wait.least_s, wait.margin * usual_s + jitter_s + skew_s)
 
 
 class OpBound:
@@ -112,19 +140,17 @@ class OpBound:
             self.scatter.lengthen()
             self.whole.lengthen()
 
-    def bounds(self, *, tight: bool, most_skew_s: float) -> tuple[float, float]:
+    def bounds(self, wait: Wait, most_skew_s: float) -> tuple[float, float]:
         """t_B of SCATTER and of GATHER, which runs from the end of SCATTER's. Ranks that enter apart have
         up to ``most_skew_s`` more than usual."""
         longest_s = self._longest.scatter_s, self._longest.gather_s
         if not self.known:
             return longest_s
-        margin, least_s = (MARGIN, LEAST_MARGIN_S) if tight else (LONG_MARGIN, LEAST_LONG_MARGIN_S)
-        skew_s = min(most_skew_s, self._lag.at(100 - USUAL_PERCENT) - self._lag.at(USUAL_PERCENT))
-        scatter_s = self.scatter.bound_s(margin, least_s, skew_s)
-        whole_s = self.whole.bound_s(margin, least_s, skew_s)
-        # If t_B closes SCATTER, the mean takes its usual time from then on.
-        usual_s = self.whole.at(USUAL_PERCENT) - self.scatter.at(USUAL_PERCENT)
-        return min(longest_s[0], scatter_s), min(longest_s[1], max(whole_s - scatter_s, usual_s, least_s))
+        skew_s = min(most_skew_s, self._lag.at(SKEW_PERCENT) - self._lag.at(USUAL_PERCENT))
+        scatter_s, whole_s = self.scatter.bound_s(wait, skew_s), self.whole.bound_s(wait, skew_s)
+        # If t_B closes SCATTER, all bytes of the mean may have to move afterwards: as many as before.
+        gather_s = max(whole_s - scatter_s, self.scatter.at(wait.percent), wait.least_s)
+        return min(longest_s[0], scatter_s), min(longest_s[1], gather_s)
 
 
 def fixed(deadline_s: float) -> OpBounds:

@@ -82,7 +82,9 @@ class GridSteering:
         self._over_budget = over_budget
         self.spending = Spending(budget)
         self._planes: PlanesPolicy = (
-            FixedPlanes(grid.ranks, planes) if planes else AdaptivePlanes(grid.ranks, budget, trimmable=trimmable)
+            FixedPlanes(grid.ranks, planes)
+            if planes
+            else AdaptivePlanes(grid.ranks, budget, trimmable=trimmable)
         )
         # Each lane numbers its own ops, so there is no op from which on all ranks could change the factor.
         self._lr = LrOffer(offers=rank == 0 and lanes == 1)

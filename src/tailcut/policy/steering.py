@@ -13,7 +13,7 @@ from statistics import median_low
 
 from tailcut import _native
 from tailcut.mirror import Ending, Link, Stage, StageReport
-from tailcut.policy.deadline import WINDOW, OpBound, fixed, to_native
+from tailcut.policy.deadline import CALM, HURRIED, SURE, WINDOW, OpBound, Wait, fixed, to_native
 from tailcut.policy.early_exit import LEAST_GRACE_S, EarlyExit
 from tailcut.policy.incast import LOSS_LOW, Incast
 from tailcut.policy.standing import Standings
@@ -93,15 +93,15 @@ class Steering:
 
     def bounds(self, size: int, *, carried: bool = True) -> OpBounds:
         """The bounds of the next op of this size (``size_of``). ``carried``: what is late comes later."""
-        hurried = carried and self.hurried
+        wait = (HURRIED if self.hurried else CALM) if carried else SURE
         known = self._sizes.get(size) or self._new_size()
-        scatter_s, gather_s = self._guess_s(size, known, hurried)
+        scatter_s, gather_s = self._guess_s(size, known, wait)
         return self._longest._replace(
             scatter_s=scatter_s,
             gather_s=gather_s,
             scatter_grace_s=known.early_exit["scatter"].grace_s(scatter_s),
             gather_grace_s=known.early_exit["gather"].grace_s(gather_s),
-            absent_s=min(scatter_s, self._wait_s) if hurried else 0.0,
+            absent_s=min(scatter_s, self._wait_s) if wait is HURRIED else 0.0,
         )
 
     @property
@@ -172,16 +172,16 @@ class Steering:
     def _new_size(self) -> _Size:
         return _Size(OpBound(self._longest), {"scatter": EarlyExit(), "gather": EarlyExit()}, {})
 
-    def _guess_s(self, size: int, known: _Size, tight: bool) -> tuple[float, float]:
+    def _guess_s(self, size: int, known: _Size, wait: Wait) -> tuple[float, float]:
         """t_B of both stages. In the warm-up of a size it is a guess from the nearest size that is known."""
         others = {other: theirs for other, theirs in self._sizes.items() if theirs.bound.known}
         if known.bound.known or not others:
-            return known.bound.bounds(tight=tight, most_skew_s=self._wait_s)
+            return known.bound.bounds(wait, self._wait_s)
         nearest = min(others, key=lambda other: max(other + 1, size + 1) / min(other + 1, size + 1))
         # An op takes a latency plus a time per byte: twice the bytes take at most twice as long, and fewer
         # bytes need not be faster.
         scale = GUESS_FACTOR * max(1.0, size / max(1, nearest))
-        scatter_s, gather_s = others[nearest].bound.bounds(tight=tight, most_skew_s=self._wait_s)
+        scatter_s, gather_s = others[nearest].bound.bounds(wait, self._wait_s)
         return min(self._longest.scatter_s, scale * scatter_s), min(self._longest.gather_s, scale * gather_s)
 
     def _learn_late(self, report: Report) -> None:
@@ -205,9 +205,9 @@ class Steering:
         scatter_cut = scatter.ended_by in _CUT and _loss(scatter, awaited, "scatter") > 0
         gather_cut = gather.ended_by in _CUT and _loss(gather, others, "gather") > 0
         if scatter_cut or _lacking(report.links, "scatter") <= DISTURBED:
-            known.bound.scatter.note(report.seq, scatter.ended_s - start_s)
+            known.bound.scatter.note(report.seq, scatter.ended_s - start_s, cut=scatter_cut)
         if gather_cut or (not scatter_cut and _lacking(report.links, "gather") <= DISTURBED):
-            known.bound.whole.note(report.seq, gather.ended_s - start_s)
+            known.bound.whole.note(report.seq, gather.ended_s - start_s, cut=gather_cut)
         if gather_cut and gather.began_s is not None:
             known.gather_began_s[report.seq] = gather.began_s - start_s
             if len(known.gather_began_s) > WINDOW:
