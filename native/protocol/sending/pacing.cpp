@@ -37,7 +37,7 @@ constexpr double kLeastPackets = 4;   // needed for a decision: fewer arrivals s
 constexpr int kSparseBursts = 3;
 // Share of the rate by which it changes for an empty queue, or for one of twice the target.
 constexpr double kGain = 0.25;
-constexpr double kYield = 0.5;     // exponent of the ratio of shares when yielding towards equal ones
+constexpr double kYield = 0.5;  // exponent of the ratio of shares when yielding towards equal ones
 // The largest share of the rate that one decision takes away. After other traffic has blocked a port, what was in
 // flight seems to have been delivered as slowly as that.
 constexpr double kMostDrop = 0.5;
