@@ -9,7 +9,7 @@ import pytest
 
 from tailcut import Freeze, Report, Scenario, Simulation, _native, simulate
 from tailcut.policy.deadline import to_native
-from tailcut.simulation.network import RateChange
+from tailcut.simulation.network import Bursts, RateChange
 from tailcut.simulation.scenario import Hang
 from tailcut.stats import OpBounds
 from tests import oracle
@@ -179,6 +179,32 @@ def test_if_most_ranks_are_late_it_is_the_network_and_all_that_entered_are_await
     links = [link for report in simulation.reports(0)[-20:] for link in report.links]
     assert all(link.awaited for link in links)
     assert not any(link.scatter.missing for link in links)
+
+
+def blocked_ports(**more: Any) -> list[Report]:
+    """As in ``bursts``: a port is blocked for 0.8 s every few seconds."""
+    ops, rate = 300, 25e6
+    simulation = run(
+        4, length=800_000, codec="planes", planes=4, ops=ops, compute_s=np.full((ops, 4), 0.05), paced=True,
+        bytes_per_s=rate, queue_bytes=24_000_000, frame_bytes=42, packet_bytes=1400,
+        bursts=Bursts(volume_bytes=20_000_000, gap_min_s=4.0, gap_mean_s=10.0), **{"budget": 0.2, **more},
+    )  # fmt: skip
+    return [report for rank in range(4) for report in simulation.reports(rank)]
+
+
+def test_an_owner_whose_port_is_blocked_is_not_waited_for() -> None:
+    """It lives, and what it sends comes, but it has no contributions, and so no mean of its shard."""
+    reports = blocked_ports()
+    lacking = [report.gather.ended_by for report in reports if report.gather.missing]
+    assert lacking.count("all") > lacking.count("bound")
+    everybody = blocked_ports(attendance=False)
+    assert np.percentile(times_s(reports), 90) < 0.95 * np.percentile(times_s(everybody), 90)
+
+
+def test_where_nothing_is_carried_or_the_budget_has_no_room_all_owners_are_awaited() -> None:
+    for more in ({"late": "discard"}, {"budget": 1e-6}):
+        reports = blocked_ports(**more)[50:300]
+        assert "all" not in {report.gather.ended_by for report in reports if report.gather.missing}
 
 
 def test_a_rank_that_hears_nobody_waits_for_its_bounds() -> None:

@@ -103,8 +103,8 @@ def test_the_wan_lies_between_the_halves_of_the_ranks() -> None:
     ],
 )
 def test_the_predicted_error_is_close_to_the_measured_one(name: str, options: dict[str, object]) -> None:
-    measured = only(name, values=True, ops=40, **options).sides["tailcut"]
-    predicted = only(name, ops=40, **options).sides["tailcut"]
+    measured = only(name, values=True, ops=80, **options).sides["tailcut"]
+    predicted = only(name, ops=80, **options).sides["tailcut"]
     assert measured.nmse_is_measured
     assert not predicted.nmse_is_measured
     assert predicted.nmse == pytest.approx(measured.nmse, rel=0.25)

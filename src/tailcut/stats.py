@@ -150,8 +150,7 @@ class Stats:
     rtt_s: tuple[float, ...] = ()
     """Last smoothed round-trip time to each rank, 0 while unknown."""
     bounds: dict[int, OpBounds] = field(default_factory=dict)
-    """The bounds of the next op, by size class. The key is the class's largest size, in coordinates of 16
-    planes; with raw, in coordinates."""
+    """The bounds of the next op, by its size in coordinates of 16 planes; with raw, in coordinates."""
     epsilon: Epsilon = NO_ERROR
     """What the ops have added to the error of the mean gradient, by source: the mean over ops
     (docs/budget.md)."""

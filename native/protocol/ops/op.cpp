@@ -138,7 +138,7 @@ bool Op::gathered() const {
         const std::uint32_t granules = plan_.layout.granules(shard);
         lacking += granules - means_->answered(shard).count(0, granules);
     }
-    return means_->answered_granules() + own_final() + lacking == total_granules_;
+    return means_->answered_granules() + own_final() + lacking == total_granules_ && !awaits_reliable();
 }
 
 std::vector<bool> Op::served_by_end() const {

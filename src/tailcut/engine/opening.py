@@ -50,7 +50,7 @@ def open_rank(rank: int, world_size: int, store: Store, config: Config, name: st
         receive_uncorrected(lanes)
     roster = meet(store, name, rank, grid, lanes, config)
     codec = _codec(config, roster)
-    steering = steering_of(rank, grid, config, codec)
+    steering = steering_of(rank, grid, config, codec, one_host=roster.hosts == 1)
     description = _describe(rank, config, roster, codec, steering, lanes)
     if config.receive_uncorrected:
         description += "; packets that a switch trims without correcting their lengths are received too"
@@ -114,7 +114,9 @@ def _codec(config: Config, roster: Roster) -> str:
     return "planes" if roster.hosts > 1 else "raw"
 
 
-def steering_of(rank: int, grid: GridLayout, config: Config, codec: str) -> GridSteering:
+def steering_of(
+    rank: int, grid: GridLayout, config: Config, codec: str, *, one_host: bool = False
+) -> GridSteering:
     return GridSteering(
         rank=rank,
         grid=grid,
@@ -127,6 +129,7 @@ def steering_of(rank: int, grid: GridLayout, config: Config, codec: str) -> Grid
         trimmable=config.trim_bytes > 0,
         lanes=config.lanes,
         carries=config.late == "carry",
+        one_host=one_host,
     )
 
 

@@ -71,7 +71,7 @@ class Wait(NamedTuple):
 
 HURRIED = Wait(USUAL_PERCENT, MARGIN, LEAST_MARGIN_S)
 CALM = Wait(USUAL_PERCENT, LONG_MARGIN, LEAST_LONG_MARGIN_S)
-"""What is late has cost too much of the budget."""
+"""What is late has cost too much of the budget, or all ranks are on one host."""
 SURE = Wait(SURE_PERCENT, MARGIN, LEAST_LONG_MARGIN_S)
 """Nothing is carried."""
 

@@ -57,6 +57,7 @@ class GridSteering:
         trimmable: bool = True,
         lanes: int = 1,
         carries: bool = True,
+        one_host: bool = False,
     ) -> None:
         self._grid = grid
         self._carries = carries and grid.rows == 1
@@ -66,6 +67,7 @@ class GridSteering:
             members=grid.row(rank),
             deadline_s=deadline_s,
             straggler_share=straggler_share,
+            one_host=one_host,
         )
         self._column = (
             (ColumnSteering if adaptive else FixedSteering)(

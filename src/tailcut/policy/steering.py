@@ -66,10 +66,12 @@ class Steering:
         deadline_s: float,
         straggler_share: float = 0.2,
         whose: str = "the contribution of rank",
+        one_host: bool = False,
     ) -> None:
         self._members = members
         self._place = members.index(rank)
         self._longest = fixed(deadline_s)
+        self._one_host = one_host  # what is late there has waited for a processor, and no network is to blame
         self._sizes: dict[int, _Size] = {}  # the one in use last comes last
         self._periods = Periods()
         self._incast = Incast(len(members))
@@ -93,7 +95,8 @@ class Steering:
 
     def bounds(self, size: int, *, carried: bool = True) -> OpBounds:
         """The bounds of the next op of this size (``size_of``). ``carried``: what is late comes later."""
-        wait = (HURRIED if self.hurried else CALM) if carried else SURE
+        hurried = carried and self.hurried
+        wait = HURRIED if hurried and not self._one_host else CALM if carried else SURE
         known = self._sizes.get(size) or self._new_size()
         scatter_s, gather_s = self._guess_s(size, known, wait)
         return self._longest._replace(
@@ -101,7 +104,7 @@ class Steering:
             gather_s=gather_s,
             scatter_grace_s=known.early_exit["scatter"].grace_s(scatter_s),
             gather_grace_s=known.early_exit["gather"].grace_s(gather_s),
-            absent_s=min(scatter_s, self._wait_s) if wait is HURRIED else 0.0,
+            absent_s=min(scatter_s, self._wait_s) if hurried else 0.0,
         )
 
     @property
