@@ -13,6 +13,7 @@ from tailcut.mirror import LateCompletion
 from tailcut.policy.deadline import (
     LEAST_LONG_MARGIN_S,
     LEAST_MARGIN_S,
+    LEAST_SHARED_MARGIN_S,
     MARGIN,
     WARM_UP,
     fixed,
@@ -108,6 +109,8 @@ def test_on_one_host_ops_are_waited_for_twice_as_long() -> None:
     play(pilot, 30)
     assert pilot.bounds(1000).scatter_s == pytest.approx(2 * 0.1)
     assert pilot.bounds(1000).absent_s > 0
+    play(pilot, 30, (0, 1e-4, 1e-4, 1e-4))
+    assert pilot.bounds(1000).scatter_s > LEAST_SHARED_MARGIN_S
 
 
 def test_while_what_is_late_costs_too_much_ops_are_waited_for_twice_as_long() -> None:

@@ -48,7 +48,9 @@ jitter: the network may have made them slow."""
 
 LEAST_MARGIN_S = 0.010
 LEAST_LONG_MARGIN_S = 0.050
-"""Hosts at times do not get to run for this long, and the pace of short ops varies by as much."""
+LEAST_SHARED_MARGIN_S = 0.100
+"""Hosts at times do not get to run for this long, and the pace of short ops varies by as much. Ranks that
+share a host, and more of them than it has cores, wait for each other far longer."""
 
 CUT_FACTOR = 2.0
 """An op that was cut counts as this many times the time at which it was cut, until late packets tell its real
@@ -71,9 +73,11 @@ class Wait(NamedTuple):
 
 HURRIED = Wait(USUAL_PERCENT, MARGIN, LEAST_MARGIN_S)
 CALM = Wait(USUAL_PERCENT, LONG_MARGIN, LEAST_LONG_MARGIN_S)
-"""What is late has cost too much of the budget, or all ranks are on one host."""
+"""What is late has cost too much of the budget."""
 SURE = Wait(SURE_PERCENT, MARGIN, LEAST_LONG_MARGIN_S)
 """Nothing is carried."""
+SHARED = Wait(SURE_PERCENT, LONG_MARGIN, LEAST_SHARED_MARGIN_S)
+"""All ranks are on one host: they wait for its processors, and no network is to blame."""
 
 
 class Usual:

@@ -13,7 +13,7 @@ from statistics import median_low
 
 from tailcut import _native
 from tailcut.mirror import Ending, Link, Stage, StageReport
-from tailcut.policy.deadline import CALM, HURRIED, SURE, WINDOW, OpBound, Wait, fixed, to_native
+from tailcut.policy.deadline import CALM, HURRIED, SHARED, SURE, WINDOW, OpBound, Wait, fixed, to_native
 from tailcut.policy.early_exit import LEAST_GRACE_S, EarlyExit
 from tailcut.policy.incast import LOSS_LOW, Incast
 from tailcut.policy.standing import Standings
@@ -71,7 +71,7 @@ class Steering:
         self._members = members
         self._place = members.index(rank)
         self._longest = fixed(deadline_s)
-        self._one_host = one_host  # what is late there has waited for a processor, and no network is to blame
+        self._one_host = one_host
         self._sizes: dict[int, _Size] = {}  # the one in use last comes last
         self._periods = Periods()
         self._incast = Incast(len(members))
@@ -96,7 +96,7 @@ class Steering:
     def bounds(self, size: int, *, carried: bool = True) -> OpBounds:
         """The bounds of the next op of this size (``size_of``). ``carried``: what is late comes later."""
         hurried = carried and self.hurried
-        wait = HURRIED if hurried and not self._one_host else CALM if carried else SURE
+        wait = SHARED if self._one_host else HURRIED if hurried else CALM if carried else SURE
         known = self._sizes.get(size) or self._new_size()
         scatter_s, gather_s = self._guess_s(size, known, wait)
         return self._longest._replace(
