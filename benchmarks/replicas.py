@@ -24,7 +24,6 @@ from tailcut.stats import OpBounds
 
 Floats = npt.NDArray[np.float32]
 
-MOMENTUM = 0.9
 DRIFT_EVERY = 10
 """Steps from one look at the drift to the next."""
 LOSS_EVERY = 5
@@ -117,6 +116,40 @@ def digits() -> tuple[Floats, npt.NDArray[np.int64], Floats, npt.NDArray[np.int6
     return images[~test], labels[~test], images[test], labels[test]
 
 
+class Momentum:
+    """SGD with momentum."""
+
+    BETA = 0.9
+
+    def __init__(self, length: int) -> None:
+        self._velocity = np.zeros(length, np.float32)
+
+    def change(self, gradient: Floats, lr: float) -> Floats:
+        self._velocity *= self.BETA
+        self._velocity += gradient
+        return np.asarray(lr * self._velocity, np.float32)
+
+
+class Adam:
+    """With the usual constants."""
+
+    BETAS = 0.9, 0.999
+    LEAST = 1e-8
+
+    def __init__(self, length: int) -> None:
+        self._moments = np.zeros((2, length), np.float32)
+        self._steps = 0
+
+    def change(self, gradient: Floats, lr: float) -> Floats:
+        self._steps += 1
+        for moment, beta, power in zip(self._moments, self.BETAS, (gradient, gradient**2), strict=True):
+            moment += (1 - beta) * (power - moment)
+        first, second = (
+            moment / (1 - beta**self._steps) for moment, beta in zip(self._moments, self.BETAS, strict=True)
+        )
+        return np.asarray(lr * first / (np.sqrt(second) + self.LEAST), np.float32)
+
+
 @dataclass(frozen=True)
 class Training:
     """What is trained, and how its ops go. ``scenario`` has its ranks, ops and seed."""
@@ -125,6 +158,7 @@ class Training:
     bounds: OpBounds
     task: Digits = DIGITS
     lr: float = 0.03
+    optimizer: type[Momentum] | type[Adam] = Momentum
     clean_from: int | None = None
     """The step from which on nothing is late, because the bounds are long."""
 
@@ -325,7 +359,7 @@ class _Replica:
         training = run.training
         self.seed, self.ops = training.scenario.seed, training.scenario.ops
         self.theta = training.task.start(self.seed)
-        self.velocity = np.zeros_like(self.theta)
+        self.optimizer = training.optimizer(training.task.length)
         shape = (self.ops, training.task.batch)
         self.batches = np.random.default_rng((self.seed, 2, rank)).integers(0, len(digits()[0]), shape)
         self.step = 0
@@ -344,9 +378,7 @@ class _Replica:
 
     def after(self, report: Report, now_s: float) -> None:
         result = self.run.buffers[self.rank]
-        self.velocity *= MOMENTUM
-        self.velocity += result
-        self.theta -= self.run.training.lr * self.velocity
+        self.theta -= self.optimizer.change(result, self.run.training.lr)
         self.reports.append(report)
         if self.rank == 0:
             self.run.results[self.step] = result

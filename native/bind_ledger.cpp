@@ -8,6 +8,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind_bucket.hpp"
 #include "drivers/ledger_file.hpp"
 #include "protocol/replay/replay_core.hpp"
 #include "protocol/reports/record.hpp"
@@ -17,8 +18,6 @@ using namespace nb::literals;
 using namespace tailcut;
 
 namespace {
-
-using Bucket = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::span<const std::byte> span_of(const nb::bytes& bytes) {
     return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
@@ -100,10 +99,11 @@ void bind_replay(nb::module_& m) {
         .def("close_part", &ReplayCore::close_part, "seq"_a, "runs"_a)
         .def(
             "enter",
-            [](ReplayCore& core, Seq seq, const Bucket& bucket, bool contributing) {
-                core.enter(seq, {bucket.data(), bucket.size()}, contributing);
+            [](ReplayCore& core, Seq seq, const Bucket& bucket, bool contributing,
+               const std::optional<Bucket>& residue) {
+                core.enter(seq, floats_of(bucket), contributing, residue_of(residue, bucket));
             },
-            "seq"_a, "bucket"_a, "contributing"_a)
+            "seq"_a, "bucket"_a, "contributing"_a, "residue"_a = nb::none())
         .def(
             "contribution",
             [](ReplayCore& core, Seq seq, Rank peer) { return bytes_of(core.contribution(seq, peer)); },

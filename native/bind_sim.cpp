@@ -9,6 +9,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind_bucket.hpp"
 #include "bind_tables.hpp"
 #include "drivers/simnet.hpp"
 #include "sim/baseline.hpp"
@@ -19,7 +20,6 @@ using namespace tailcut;
 
 namespace {
 
-using Bucket = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Counts = nb::typed<nb::dict, nb::str, std::uint64_t>;
 
 Counts fates_of(const sim::NetworkCounters& counters) {
@@ -228,6 +228,7 @@ void bind_endpoints(nb::module_& m) {
         .def_rw("depth", &SimSpec::depth)
         .def_rw("buckets", &SimSpec::buckets)
         .def_rw("carry", &SimSpec::carry)
+        .def_rw("residues", &SimSpec::residues)
         .def_rw("stand_in", &SimSpec::stand_in)
         .def_rw("attendance", &SimSpec::attendance)
         .def_rw("decide", &SimSpec::decide, nb::arg().none())
@@ -332,7 +333,7 @@ void bind_endpoints(nb::module_& m) {
             std::vector<std::vector<std::span<float>>> spans;
             for (const auto& op : buckets) {
                 auto& row = spans.emplace_back();
-                for (const auto& bucket : op) row.push_back({bucket.data(), bucket.size()});
+                for (const auto& bucket : op) row.push_back(floats_of(bucket));
             }
             SimSpec spec = given;
             spec.glance = glance_of(std::move(progress));

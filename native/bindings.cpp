@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bind_bucket.hpp"
 #include "bind_codec.hpp"
 #include "bind_ledger.hpp"
 #include "bind_reports.hpp"
@@ -24,12 +25,8 @@ using namespace tailcut;
 
 namespace {
 
-using Bucket = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FetchedBytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
-
-std::span<float> span_of(const Bucket& bucket) { return {bucket.data(), bucket.size()}; }
 
 std::span<const std::byte> span_of(const nb::bytes& bytes) {
     return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
@@ -174,6 +171,7 @@ void bind_terms(nb::module_& m) {
         .def_ro("gather_grace_ns", &Bounds::gather_grace)
         .def_ro("deadline_ns", &Bounds::deadline)
         .def_ro("absent_ns", &Bounds::absent);
+    m.attr("CARRIED_PLANES") = kCarriedPlanes;
     nb::class_<Terms>(m, "Terms")
         .def(
             "__init__",
@@ -304,8 +302,9 @@ void bind_udp(nb::module_& m) {
             "submit",
             [](UdpLane& lane, const Bucket& bucket, Terms terms, std::uint32_t key,
                std::uint16_t loss_scale_tag, const std::vector<FirstAndCount>& reliable, bool contribute,
-               std::optional<Seq> seq) {
-                const auto values = span_of(bucket);
+               std::optional<Seq> seq, const std::optional<Bucket>& residue) {
+                const auto values = floats_of(bucket);
+                terms.residue = residue_of(residue, bucket);
                 terms.reliable = runs_of(reliable);
                 terms.key = key;
                 terms.loss_scale_tag = loss_scale_tag;
@@ -315,7 +314,8 @@ void bind_udp(nb::module_& m) {
                 return lane.submit(values, terms);
             },
             "bucket"_a, "terms"_a, "key"_a = 0, "loss_scale_tag"_a = 0,
-            "reliable"_a = std::vector<FirstAndCount>{}, "contribute"_a = true, "seq"_a = nb::none())
+            "reliable"_a = std::vector<FirstAndCount>{}, "contribute"_a = true, "seq"_a = nb::none(),
+            "residue"_a = nb::none())
         .def(
             "wait",
             [](UdpLane& lane, Ticket ticket, Duration timeout_ns) {

@@ -37,6 +37,7 @@ def test_every_field_can_be_set_by_the_environment(monkeypatch: pytest.MonkeyPat
         "packet_bytes": "512",
         "codec": "raw",
         "late": "carry",
+        "residue": "carry",
         "reliable": "*.norm.*, head",
         "multicast": "off",
         "over_budget": "wait",

@@ -69,6 +69,13 @@ def test_on_a_slow_network_the_fewest_planes_in_the_budget_are_sent() -> None:
     assert predicted(4, 0.0, 3, 4) < BUDGET < predicted(4, 0.0, 3, 3)
 
 
+def test_what_is_carried_costs_less_so_that_fewer_planes_fit() -> None:
+    few = AdaptivePlanes(4, BUDGET, coding_carried=True)
+    assert few.choice == (2, 2)
+    assert few.least_error == predicted(4, 0.0, 2, 2, coding_carried=True)
+    assert FixedPlanes(4, 2, coding_carried=True).least_error == few.least_error
+
+
 def test_behind_computing_all_planes_are_sent() -> None:
     assert Training(hidden(0.5, 0.010)).steps(200).policy.choice == ALL
 

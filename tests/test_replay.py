@@ -82,6 +82,13 @@ def replay(simulation: Simulation, ledger: Ledger) -> dict[tuple[int, int], np.n
     """The results by op and rank, from the inputs and the ledgers alone."""
     script, exchange, scenario = Script(ledger), MemoryExchange(), simulation.scenario
     results: dict[tuple[int, int], np.ndarray] = {}
+    residues: dict[tuple[int, int], np.ndarray] = {}
+
+    def residue_of(seq: int, rank: int) -> np.ndarray | None:
+        if not scenario.carries_coding:
+            return None
+        place = (rank, seq % scenario.buckets)
+        return residues.setdefault(place, np.zeros_like(simulation.inputs[seq][rank]))
 
     def play(player: Player) -> None:
         rank, flying = player.rank, deque[OpRecord]()
@@ -93,14 +100,15 @@ def replay(simulation: Simulation, ledger: Ledger) -> dict[tuple[int, int], np.n
                     player.skipped(seq, seq)
             bucket = simulation.inputs[recorded.seq][rank].copy()
             results[recorded.seq, rank] = bucket
-            assert player.begin(recorded.seq, bucket, tag_in(recorded.seq)) is recorded
+            residue = residue_of(recorded.seq, rank)
+            assert player.begin(recorded.seq, bucket, tag_in(recorded.seq), residue) is recorded
             flying.append(recorded)
         killed_in = [seq for seq, op in script.ranks[rank].unended.items() if op.entered]
         unended = {seq: simulation.inputs[seq][rank].copy() for seq in killed_in}
         for seq, bucket in unended.items():
             while flying and len(flying) + len(unended) > scenario.depth:
                 land(player, flying.popleft())
-            assert player.begin(seq, bucket, tag_in(seq)) is None
+            assert player.begin(seq, bucket, tag_in(seq), residue_of(seq, rank)) is None
         while flying:
             land(player, flying.popleft())
         player.serve_rest()

@@ -62,6 +62,7 @@ def native(**fields: Any) -> Any:
         "split_verdicts": 2,
         "epoch": 3,
         "heard_epoch": 4,
+        "coding_carried": False,
         "stated_lengths": [],
     }
     return SimpleNamespace(**{**values, **fields})

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "sim/neighbours.hpp"
@@ -26,10 +27,11 @@ struct Host {
     Time last_entry = 0, enter_at = 0, timer_at = kNever, linger_until = kNever;
     std::vector<sim::Packet> socket;  // packets that wait while the host is frozen
     std::uint64_t socket_bytes = 0;
-    std::vector<Time> finished_at;
-    std::size_t deeds_to_do = 0;  // with blobs: planned, or fetches under way
-    std::size_t told_skips = 0;   // of spec.skips
-    std::vector<Epoch> epochs;    // to be installed
+    std::vector<std::optional<Time>> finished_at;          // by op
+    std::size_t deeds_to_do = 0;                           // with blobs: planned, or fetches under way
+    std::size_t told_skips = 0;                            // of spec.skips
+    std::vector<Epoch> epochs;                             // to be installed
+    std::map<std::uint32_t, std::vector<float>> residues;  // by key
 };
 
 class Sim {
@@ -107,6 +109,7 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
         settings.terms = fixed_terms(rank);
         settings.multicast = {members_of(rank), peers[rank]};
         hosts_[rank].core = make_core(settings, peers);
+        hosts_[rank].finished_at.resize(spec.ops_by_rank[rank]);
     }
     result_.reports.resize(spec.ranks);
     result_.closed_at.assign(spec.ranks, kNever);
@@ -222,8 +225,9 @@ void Sim::plan_entry(Rank rank) {
     }
     Time from = host.last_entry;
     if (op >= spec_.depth) {
-        if (host.ended_ops <= op - spec_.depth) return;
-        from = std::max(from, host.finished_at[op - spec_.depth]);
+        const auto& before = host.finished_at[op - spec_.depth];
+        if (!before) return;
+        from = std::max(from, *before);
     }
     host.entering = true;
     host.enter_at = std::max(now(), hangs_.done(rank, from, spec_.compute[op][rank]));
@@ -249,6 +253,10 @@ void Sim::enter(Rank rank) {
     const auto length = static_cast<std::uint32_t>(bucket.size());
     Terms terms = spec_.decide ? spec_.decide(rank, now(), length) : fixed_terms(rank);
     if (spec_.buckets > 0) terms.key = 1 + op % spec_.buckets;
+    if (spec_.residues && terms.key != 0) {
+        host.residues[terms.key].resize(length);
+        terms.residue = host.residues[terms.key];
+    }
     terms.reliable = spec_.reliable;
     if (!spec_.loss_scale_tags.empty()) terms.loss_scale_tag = spec_.loss_scale_tags[op];
     host.core->submit(now(), op, bucket, terms);
@@ -290,7 +298,10 @@ void Sim::pump(Rank rank) {
 
 void Sim::take_report(Rank rank, OpReport report) {
     ++hosts_[rank].ended_ops;
-    hosts_[rank].finished_at.push_back(now());
+    hosts_[rank].finished_at[report.ticket] = now();
+    if (const auto at = hosts_[rank].residues.find(report.terms.key);
+        at != hosts_[rank].residues.end() && report.status == Status::kBehind)
+        std::fill(at->second.begin(), at->second.end(), 0.0f);  // nobody applies the op
     ++ended_ops_;
     if (spec_.observe) spec_.observe(rank, now(), report);
     if (spec_.agree)

@@ -68,6 +68,7 @@ struct SimSpec : sim::NetworkSpec {
     Seq buckets = 0;  // ops take so many buckets in turns, each with a key; 0: buckets have no keys
     std::vector<CoordRun> reliable;  // of every bucket
     bool carry = true;               // what is late for a bucket with a key enters its next op
+    bool residues = false;           // so does what coding takes from it
     bool stand_in = true;            // as in Settings, and so is the next
     bool attendance = true;
     bool multicast = false;  // every rank hears that of every other, except for those in `deaf`

@@ -194,6 +194,13 @@ class Config:
     next op of the same bucket, so that nothing is lost in the end (docs/late.md). "discard" drops them. Only
     buckets with a key are carried, which those of ``attach`` have. Groups in rows discard."""
 
+    residue: str = _setting("residue", str, "auto", _one_of("auto", "carry", "discard"), agreed=True)
+    """What becomes of what coding takes from contributions and means. "carry" adds it to the next op of the
+    same bucket, so that fewer planes fit ``budget``; it needs ``late="carry"``, and memory for another copy
+    of the gradients. With "discard" it is lost. "auto" carries under ``attach(optimizer=...)`` with SGD
+    alone: results vary more from step to step, by which Adam and its like shorten their steps
+    (docs/late.md)."""
+
     rejoin: bool = _setting("rejoin", flag, True, _YES_OR_NO, agreed=True)
     """With ``attach`` and its optimizer: whether a rank that is more than ``window_ops`` behind fetches the
     state of the others and goes on there (docs/resync.md). Without it the rank gets a ``BehindError``."""

@@ -19,7 +19,11 @@ planes there is no such correlation."""
 
 STALE_CONTRIBUTION, STALE_MEAN = 0.2, 0.35
 """What is late and carried costs this share of the rounds that it would cost if it were lost: the worst that
-benchmarks/late_rounds.py measures (docs/budget.md)."""
+benchmarks/carried_rounds.py measures (docs/budget.md)."""
+
+CARRIED_CODING = 0.15
+"""What coding takes and the next op of the bucket brings back costs this share of the rounds that it would
+cost if it were lost: more than benchmarks/carried_rounds.py measures (docs/budget.md)."""
 
 LEAST_MEAN = 0.02
 """The mean's energy without its error is at least this share of what was measured; below that, all is
@@ -83,10 +87,12 @@ def quality_of(
     rows: int = 1,
     carried: bool = False,
     gone_frac: float = 0.0,
+    coding_carried: bool = False,
 ) -> Quality:
     """The quality of an op that ran in a row of ``ranks``, of which ``live`` were expected to contribute.
     There are ``rows`` such rows, and the errors of their sums average out. ``carried``: what did not come in
-    time enters a later op, except for the share ``gone_frac`` of the means, whose owners are gone."""
+    time enters a later op, except for the share ``gone_frac`` of the means, whose owners are gone.
+    ``coding_carried``: so does what coding takes."""
 
     def untimely(contributions: float, means: float) -> dict[str, float]:
         if not carried:
@@ -124,7 +130,7 @@ def quality_of(
     whole = mean + received  # the own shard does not travel
     return Quality(
         Epsilon(
-            quantized=(quantized + e.mean_quantized) / mean,
+            quantized=(CARRIED_CODING if coding_carried else 1) * (quantized + e.mean_quantized) / mean,
             trimmed=trimmed / mean + e.received_trimmed / whole,
             **untimely(missing / mean + void / whole, lost / whole),
             absent=absent / max(least, mean - absent),
@@ -166,7 +172,9 @@ def shared_error(planes: float, correlation: float) -> float:
     return SHARED_ERROR[place] * correlation**3 if 0 <= place < len(SHARED_ERROR) else 0.0
 
 
-def predicted(ranks: int, correlation: float, planes: int, gather_planes: int) -> float:
+def predicted(
+    ranks: int, correlation: float, planes: int, gather_planes: int, *, coding_carried: bool = False
+) -> float:
     """ε of an op that loses nothing, with these planes in SCATTER and GATHER.
 
     One of the ``ranks`` contributions is the owner's, which is not quantized.
@@ -174,7 +182,8 @@ def predicted(ranks: int, correlation: float, planes: int, gather_planes: int) -
     share = (ranks - 1) / ranks / (1 + (ranks - 1) * correlation)
     shared = 1 + max(0, ranks - 2) * shared_error(planes, correlation)
     scatter = share * shared * unbiased_nmse(planes)
-    return scatter + (1 + scatter) * unbiased_nmse(gather_planes)
+    lost = scatter + (1 + scatter) * unbiased_nmse(gather_planes)
+    return CARRIED_CODING * lost if coding_carried else lost
 
 
 def _share(part: float, whole: float, otherwise: float = 0.0) -> float:

@@ -187,6 +187,7 @@ def _from_native(
         rows=rows,
         carried=native.carried,
         gone_frac=_gone_frac(links, native.place) if native.carried else 0.0,
+        coding_carried=native.coding_carried,
     )
     return Report(
         seq=native.seq,

@@ -55,8 +55,10 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
     set_reliable(terms.reliable);
     report_.ticket = ticket;
     report_.terms = terms;
+    report_.terms.residue = {};
     if (!holds()) hold({});
     contributions_ = context_.values.contributions(context_, plan_, scatter_, bucket);
+    if (carrying()) take_in(terms.residue);
     for (Rank peer = 0; peer < shape_.ranks; ++peer)
         if (const Rank shard = plan_.shard_of(peer); peer != shape_.self && plan_.layout.owned(shard))
             steps_[peer] = contributions_->steps(shard);
@@ -71,6 +73,16 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
     means_->loss_scale_tag = loss_scale_tag_;
     means_->enter(now, bucket, contributing);
     owned_->enter(now, bucket.data() + plan_.layout.begin(own_shard()), contributing, gather_);
+}
+
+// Rule 9: what coding has taken from the bucket's last op joins the contribution, and the op leaves its own there.
+void Op::take_in(std::span<float> residue) {
+    if (residue.empty()) return;
+    for (std::size_t k = 0; k < residue.size(); ++k) bucket_[k] += residue[k];
+    std::fill(residue.begin(), residue.end(), 0.0f);
+    residue_ = contributions_->residue = residue;
+    owned_->values().residue =
+        residue.subspan(plan_.layout.begin(own_shard()), plan_.layout.length(own_shard()));
 }
 
 std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,
@@ -396,6 +408,7 @@ OpReport Op::end(Time now, Status status, Ending ending, bool awaited, bool reco
     report_.stand_ins = stand_in.shares;
     ended_ = true;
     if (carried) end_carrying();
+    if (non_finite() || !carried) std::fill(residue_.begin(), residue_.end(), 0.0f);  // nobody applies the op
     if (non_finite() && !bucket_.empty()) bucket_[0] = std::numeric_limits<float>::quiet_NaN();
     if (is_void(status)) {  // such as that of a rank whose parameters are old
         if (!context_.elided) std::fill(bucket_.begin(), bucket_.end(), 0.0f);

@@ -191,6 +191,7 @@ private:
     bool next_mean(Destination to, const std::optional<Run>& run, Outgoing& out);
     bool next_contribution(Rank peer, Outgoing& out);
     std::uint32_t put_mean(Destination to, const Run& run, Outgoing& out);
+    void take_in(std::span<float> residue);
     bool put_contribution(Rank peer, std::uint32_t& step, Outgoing& out);
     void put_end(Rank peer, Outgoing& out);
     void end_contributions(bool carried);
@@ -221,7 +222,7 @@ private:
     bool entered_ = false, contributing_ = false, ended_ = false;
     std::vector<bool> owners_;  // by rank: whether GATHER awaits it; empty: all
     bool fetches_ = false;      // it abstains, and the others were there before: the means are history
-    std::span<float> bucket_;
+    std::span<float> bucket_, residue_;
     Bounds bounds_;
     Coding scatter_, gather_;
     float skip_above_ = 0;

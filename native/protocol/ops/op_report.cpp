@@ -35,6 +35,7 @@ void Op::fill_report(Time now, Status status, Ending ending) {
     // Where owners may skip an op, EMPTY means that they did, and nothing of it follows.
     const bool skipped = skip_above_ > 0 && report_.gather.empty > 0;
     report_.carried = context_.carries(plan_) && !is_void(status) && !skipped;
+    report_.coding_carried = !residue_.empty();
 }
 
 void Op::fill_links() {

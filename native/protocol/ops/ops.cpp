@@ -36,6 +36,7 @@ Ops::Ops(const Settings& settings, const OpContext& context, Roster& roster, Att
 
 void Ops::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& terms) {
     terms_ = terms;
+    terms_.residue = {};
     terms_len_ = static_cast<std::uint32_t>(bucket.size());
     if (terms.key != 0 && !terms.reliable.empty())
         reliable_[terms.key] = {terms_len_, terms.reliable};

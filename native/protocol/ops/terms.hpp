@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/types.hpp"
@@ -45,6 +46,9 @@ struct Coding {
         visit("whole", &Coding::whole);
     }
 };
+
+// With more planes coding takes less than 0.005 % of the energy, and nothing is noted of it.
+inline constexpr int kCarriedPlanes = 8;
 
 // A factor for the learning rate that rank 0 offers. It holds from the first op of the period on. Scale 0:
 // none.
@@ -99,6 +103,9 @@ struct Terms {
     Bounds column_bounds{};
     std::uint8_t column_incast = 0;
     std::vector<CoordRun> reliable{};  // what is waited for beyond the bounds, until the deadline
+    // Where the op leaves its residue: what coding takes from its contribution and from its mean (docs/late.md). As long
+    // as the bucket, the caller's until the op has ended; or empty.
+    std::span<float> residue{};
 
     // What the ledger keeps.
     template <typename Visit>

@@ -134,8 +134,9 @@ void ReplayCore::close_part(Seq seq, const Runs& runs) {
     for (const auto& [first, last] : runs) op(seq).close(kNow, first, std::min(last, granules));
 }
 
-void ReplayCore::enter(Seq seq, std::span<float> bucket, bool contributing) {
-    const Terms& terms = terms_.at(seq);
+void ReplayCore::enter(Seq seq, std::span<float> bucket, bool contributing, std::span<float> residue) {
+    Terms& terms = terms_.at(seq);
+    terms.residue = residue;
     const Plan plan = context_.plan(seq, op(seq).bucket());
     carry_.enter(plan);
     if (contributing) carry_.hand_over(plan, terms.loss_scale_tag, bucket);

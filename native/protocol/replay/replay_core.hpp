@@ -44,7 +44,7 @@ public:
     // These granules of the own shard close with what was delivered. If the rank has not entered, its own contribution
     // is late for them.
     void close_part(Seq seq, const Runs& runs);
-    void enter(Seq seq, std::span<float> bucket, bool contributing);
+    void enter(Seq seq, std::span<float> bucket, bool contributing, std::span<float> residue);
     Bytes contribution(Seq seq, Rank peer);
     void deliver(Seq seq, std::span<const std::byte> contribution, const Runs& runs, const Cuts& cuts);
     void close(Seq seq);

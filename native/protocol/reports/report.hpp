@@ -160,6 +160,7 @@ struct OpReport {
     bool non_finite = false;
     bool contributed = true;
     bool carried = false;  // what did not come in time enters a later op of the bucket, if it comes (rule 9)
+    bool coding_carried = false;  // what coding takes enters the next op of the bucket
     Time entered_at = 0, ended_at = 0;
     StageReport scatter, gather;
     std::vector<LinkReport> links;  // by rank
@@ -203,6 +204,7 @@ struct OpReport {
         visit("non_finite", &OpReport::non_finite);
         visit("contributed", &OpReport::contributed);
         visit("carried", &OpReport::carried);
+        visit("coding_carried", &OpReport::coding_carried);
         visit("entered_at", &OpReport::entered_at);
         visit("ended_at", &OpReport::ended_at);
         visit("scatter", &OpReport::scatter);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "protocol/values/planes_values.hpp"
 
@@ -77,7 +78,34 @@ std::shared_ptr<PlanesContributions::EncodedStripe> PlanesContributions::encode(
         energies_.sent_nominal += length * energy * codec::nominal_noise(coding_.planes);
         encoded->heads.push_back(coded.head);
     }
+    if (!residue.empty() && coding_.planes <= kCarriedPlanes) note_residue(shard, *encoded);
     return encoded;
+}
+
+// What owners do not get of the stripe: its values less what its packets decode to when all of them come whole.
+void PlanesContributions::note_residue(Rank shard, const EncodedStripe& encoded) {
+    const codec::Stripe& stripe = encoded.stripe;
+    const codec::BlockKeys keys(context_.shape.seed, plan_.seq, shard);
+    const std::uint32_t first = stripe.first_granule();
+    const auto z = grown(context_.scratch.stripe, std::size_t{stripe.last_granule() - first} * kGranule);
+    std::vector<codec::BlockSum> sums(stripe.blocks.size());
+    for (const codec::PacketRun& packet : stripe.packets) {
+        codec::PlanesHead head = encoded.heads[packet.block];
+        head.granules = packet.last - packet.first;
+        const std::size_t granule = packet.first - first;
+        const auto* payload =
+            reinterpret_cast<const std::byte*>(encoded.slots.data()) + granule * codec::kSlotBytes;
+        sums[packet.block].add(head, {payload, head.payload_bytes()}, z.subspan(granule * kGranule));
+    }
+    for (std::size_t b = 0; b < stripe.blocks.size(); ++b) {
+        if (std::isnan(encoded.heads[b].sigma)) continue;  // nobody applies it
+        const codec::BlockSpan& block = stripe.blocks[b];
+        const auto decoded = z.subspan(block.begin - stripe.blocks.front().begin, block.length);
+        sums[b].rotate_back(decoded, decoded, keys.of(block), sums[b].unbiasing());
+        const std::size_t begin = plan_.layout.begin(shard) + block.begin;
+        const std::size_t length = std::min(block.length, plan_.layout.length(shard) - block.begin);
+        for (std::size_t k = 0; k < length; ++k) residue[begin + k] = bucket_[begin + k] - decoded[k];
+    }
 }
 
 void PlanesContributions::note_delivered(Rank shard, std::uint32_t step) {
@@ -95,13 +123,14 @@ void PlanesContributions::keep(Rank shard, std::uint32_t first, std::uint32_t la
 }
 
 bool PlanesContributions::keep_rest() {
-    for (Rank shard = 0; shard < plan_.layout.ranks; ++shard) {
-        if (shard == plan_.own_shard() || plan_.layout.length(shard) == 0) continue;
-        keep(shard, 0, plan_.layout.granules(shard));
-        for (const auto& stripe : shards_[shard].encoded)
-            if (stripe && !stripe->slots.join_pool()) return false;
-    }
+    // First all of it, so that the residue does not depend on room.
+    for (Rank shard = 0; shard < plan_.layout.ranks; ++shard)
+        if (shard != plan_.own_shard() && plan_.layout.length(shard) > 0)
+            keep(shard, 0, plan_.layout.granules(shard));
     bucket_ = {};
+    for (const Share& share : shards_)
+        for (const auto& stripe : share.encoded)
+            if (stripe && !stripe->slots.join_pool()) return false;
     return true;
 }
 

@@ -89,6 +89,7 @@ bool PlanesReduction::reduce_stripe(const codec::Stripe& stripe, const std::vect
     const Own own = own_stripe(stripe, arrived);
     codec::RotatedStripe mean{stripe.blocks, grown(context_.scratch.stripe, coords), {}};
     std::vector<double> energies;
+    std::vector<float> weights;
     for (std::size_t b = 0; b < stripe.blocks.size(); ++b) {
         const auto z = mean.block(b);
         Averaged averaged = average_block(stripe.blocks[b], z, own, b, arrived);
@@ -97,13 +98,29 @@ bool PlanesReduction::reduce_stripe(const codec::Stripe& stripe, const std::vect
         if (abstains_ && memory_ && context_.carries(plan_) &&
             carry_block(stripe.blocks[b], z, averaged, arrived))
             energies.back() = codec::sum_of_squares(z);
+        weights.push_back(averaged.weight);
         mean.scales.push_back(codec::scale_of_mean(z, std::size_t{averaged.present} * kGranule,
                                                    averaged.gaussian, averaged.even));
     }
     encode(stripe, mean, energies, runs);
-    for (const codec::BlockSpan& block : stripe.blocks)
-        if (bucket_shard_) apply(block, bucket_shard_);
+    for (std::size_t b = 0; bucket_shard_ && b < stripe.blocks.size(); ++b) {
+        apply(stripe.blocks[b], bucket_shard_);
+        if (!residue.empty() && coding_.planes <= kCarriedPlanes)
+            note_residue(stripe.blocks[b], mean.block(b), mean.scales[b], weights[b]);
+    }
     return mean.non_finite();
+}
+
+// It will be a part of the own contribution, among as many as there are members. These weigh less than the own one,
+// because they are coded.
+void PlanesReduction::note_residue(const codec::BlockSpan& block, std::span<float> mean,
+                                   const codec::Scale& scale, float weight) {
+    if (scale.non_finite) return;
+    codec::unrotate(mean, mean, keys_.of(block), std::ldexp(1.0f, -scale.exponent));
+    const std::size_t length = std::min(block.length, plan_.layout.length(shard_) - block.begin);
+    const float all = weight * static_cast<float>(plan_.members());
+    for (std::size_t k = 0; k < length; ++k)
+        residue[block.begin + k] = all * (mean[k] - bucket_shard_[block.begin + k]);
 }
 
 bool PlanesReduction::carry_block(const codec::BlockSpan& block, std::span<float> mean, Averaged& averaged,
@@ -119,7 +136,7 @@ bool PlanesReduction::carry_block(const codec::BlockSpan& block, std::span<float
     const auto members = static_cast<float>(plan_.members());
     for (std::size_t k = 0; k < sum.size(); ++k) mean[k] += sum[k] / members;
     present_.set(first, last);
-    averaged = {last - first, false, false};  // its gains are measured
+    averaged = {last - first, false, false, averaged.weight};  // its gains are measured
     return true;
 }
 
@@ -176,12 +193,17 @@ PlanesReduction::Averaged PlanesReduction::average_block(const codec::BlockSpan&
                                                          const std::vector<GranuleSet>& arrived) {
     std::array<float, codec::kBlock / kGranule> weights{};
     const std::uint32_t granules = block.length / kGranule, begin = block.first_granule();
+    const auto contributions = [&](std::uint32_t granule) {
+        return static_cast<float>(std::ranges::count_if(
+            arrived, [&](const GranuleSet& contribution) { return contribution.test(granule); }));
+    };
     std::fill(mean.begin(), mean.end(), 0.0f);
     Averaged averaged{0, accumulate_block(block, mean, weights, own, index, arrived), true};
     averaged.even = std::all_of(weights.begin(), weights.begin() + granules,
                                 [&](float weight) { return weight == weights[0]; });
     for (std::uint32_t g = 0; g < granules; ++g) {
         if (weights[g] == 0) continue;
+        if (averaged.present == 0) averaged.weight = weights[g] / contributions(begin + g);
         ++averaged.present;
         present_.set(begin + g, begin + g + 1);
         for (float& value : mean.subspan(g * kGranule, kGranule)) value /= weights[g];

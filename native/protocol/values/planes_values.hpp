@@ -31,6 +31,7 @@ private:
     };
     const std::shared_ptr<EncodedStripe>& encoded(Rank shard, std::uint32_t index);
     std::shared_ptr<EncodedStripe> encode(Rank shard, std::uint32_t index);
+    void note_residue(Rank shard, const EncodedStripe& encoded);
 
     const OpContext& context_;
     const Plan plan_;
@@ -80,6 +81,7 @@ protected:
     struct Averaged {
         std::uint32_t present;  // granules
         bool gaussian, even;
+        float weight = 1;  // of a contribution, on average; the own one has 1
     };
 
     // A packet of a contribution that stands for so many.
@@ -114,6 +116,9 @@ protected:
                 head_at(granule).payload_bytes()};
     }
     void apply(const codec::BlockSpan& block, float* bucket_shard) const;
+    // After apply(): `mean` is the block before it was coded, and its contents are lost. `weight` as in Averaged.
+    void note_residue(const codec::BlockSpan& block, std::span<float> mean, const codec::Scale& scale,
+                      float weight);
 
     const OpContext& context_;
     const Plan plan_;

@@ -50,6 +50,8 @@ public:
     // room.
     virtual bool keep_rest() { return true; }
 
+    std::span<float> residue;  // of the bucket: what coding takes from contributions is noted there; or empty
+
 protected:
     Energies energies_;
 };
@@ -69,6 +71,8 @@ public:
         abstains_ = nullptr;
     }  // what is not final is given up: nothing is late, nothing is carried into it
     std::uint16_t loss_scale_tag = 0;  // of the op
+    // Of the own shard: what coding takes from the mean is noted there, times the members; or empty.
+    std::span<float> residue;
     // Nobody is left to apply the mean: hands on what has arrived and is not final.
     virtual void hand_on(const std::vector<GranuleSet>&, const GranuleSet&) {}
     // Offers granules [first, last) of a contribution. A reduce() may follow, and then a save().

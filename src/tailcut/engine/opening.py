@@ -12,6 +12,7 @@ from pathlib import Path
 from tailcut import _native
 from tailcut.config import Config
 from tailcut.engine.lanes import paths_to, receive_uncorrected, start_lanes
+from tailcut.engine.residues import carries_coding
 from tailcut.errors import ConfigError
 from tailcut.grid import GridLayout, grid_of
 from tailcut.ledger.writer import NO_LEDGER, LedgerWriter, NoLedger, file_name
@@ -40,6 +41,8 @@ class Opening:
     ledger: NoLedger
     playback: Playback | None = None
     """Of a replay: what is done again beside ops."""
+    carries_coding: bool = False
+    """What coding takes from an op enters the next op of its bucket."""
 
 
 def open_rank(rank: int, world_size: int, store: Store, config: Config, name: str) -> Opening:
@@ -62,7 +65,20 @@ def open_rank(rank: int, world_size: int, store: Store, config: Config, name: st
         lanes, rank=rank, grid=grid, config=config, codec=codec, terms=steering.terms(0), roster=roster
     )
     address = local_address(roster, rank)
-    return Opening(rank, grid, lanes, steering, roster.tag, address, codec, store, description, ledger)
+    carried = carries_coding(config, codec, grid)
+    return Opening(
+        rank,
+        grid,
+        lanes,
+        steering,
+        roster.tag,
+        address,
+        codec,
+        store,
+        description,
+        ledger,
+        carries_coding=carried,
+    )
 
 
 def _ledger(rank: int, grid: GridLayout, name: str, config: Config, roster: Roster, codec: str) -> NoLedger:
@@ -129,6 +145,7 @@ def steering_of(
         trimmable=config.trim_bytes > 0,
         lanes=config.lanes,
         carries=config.late == "carry",
+        carries_coding=carries_coding(config, codec, grid),
         one_host=one_host,
     )
 

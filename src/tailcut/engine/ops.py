@@ -19,6 +19,7 @@ from tailcut.engine.epochs import EpochKeeper
 from tailcut.engine.keys import Keys
 from tailcut.engine.loss_scale import tag_of
 from tailcut.engine.opening import Opening
+from tailcut.engine.residues import Residues
 from tailcut.engine.state import State
 from tailcut.engine.totals import Totals, add_lanes
 from tailcut.errors import ClosedError, ConfigError, TailcutError
@@ -50,6 +51,8 @@ class Flight:
 class _Entry(NamedTuple):
     bucket: Bucket
     """The engine may still write to it, so it stays alive even if its flight is dropped."""
+    residue: Bucket | None
+    """The same holds for it."""
     flight: weakref.ref[Flight]
     key: Hashable
     contributes: bool
@@ -64,6 +67,7 @@ class Ops:
         self._rank = opening.rank
         self._grid = opening.grid
         self._raw = opening.codec == "raw"
+        self._residues = Residues() if opening.carries_coding else None
         self._steering = opening.steering
         self._process = os.getpid()
         self._lock = threading.RLock()
@@ -107,12 +111,15 @@ class Ops:
             self._calls += 1
             terms = self._steering.terms(bucket.size, keyed=key is not None)
             seq = self._seqs[index] if self.in_order else None
+            residue = None
+            if self._residues and contribute and key is not None:
+                residue = self._residues.of(key, bucket.size, loss_scale)
             ticket = self.lanes[index].submit(
-                bucket, terms, number, tag, reliable=reliable, contribute=contribute, seq=seq
+                bucket, terms, number, tag, reliable=reliable, contribute=contribute, seq=seq, residue=residue
             )
             self._seqs[index] += 1
             flight = Flight(index, ticket)
-            self._in_flight[index, ticket] = _Entry(bucket, weakref.ref(flight), key, contribute)
+            self._in_flight[index, ticket] = _Entry(bucket, residue, weakref.ref(flight), key, contribute)
             if key is not None:
                 self._keys.add(key)
                 if key not in self._named:
@@ -135,6 +142,8 @@ class Ops:
                 if outcome.status == "behind":
                     reached = outcome.seq + outcome.behind_ops
                     self._jumped_to[lane] = max(self._jumped_to[lane], reached)
+                    if self._residues:
+                        self._residues.drop(key)
                 self._note_epochs(outcome, native.ended_at / 1e9, lane)
                 if entry and not entry.contributes:
                     report = self._note_fetched(outcome)
@@ -185,6 +194,8 @@ class Ops:
         for report in reports:
             self.ledger.note("not applied", seq=report.seq, key=repr(report.key))
             if report.key is not None:  # without a key nothing is carried
+                if self._residues:
+                    self._residues.drop(report.key)
                 lane = self.lanes[self.number_of(report.key) % len(self.lanes)]
                 lane.skipped(report.seq, report.seq)
 
@@ -206,6 +217,8 @@ class Ops:
     def resynced(self) -> None:
         self.check_open()
         self.ledger.note("resynced", seqs=self._seqs)
+        if self._residues:
+            self._residues.drop_all()
         for lane in self.lanes:
             lane.resynced()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import cast
@@ -10,6 +11,7 @@ from typing import cast
 from tailcut import _native
 from tailcut.config import Config
 from tailcut.engine.opening import Opening, steering_of
+from tailcut.engine.residues import carries_coding
 from tailcut.errors import ConfigError
 from tailcut.grid import GridLayout
 from tailcut.ledger.book import Ledger
@@ -43,6 +45,7 @@ def open_replay(rank: int, world_size: int, store: Store, config: Config, name: 
     lane = _lane(player, script, rank, config)
     grid = GridLayout(world_size)
     codec = str(ledger.about["codec"])
+    config = replace(config, **{name: ledger.about["config"][name] for name in ("late", "residue", "planes")})
     return Opening(
         rank,
         grid,
@@ -55,6 +58,7 @@ def open_replay(rank: int, world_size: int, store: Store, config: Config, name: 
         f"replay of {ledger.run} in {config.replay!r}: {ledger.described_ops()}",
         NO_LEDGER,
         Playback(script, player),
+        carries_coding(config, codec, grid),
     )
 
 

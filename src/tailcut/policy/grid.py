@@ -57,6 +57,7 @@ class GridSteering:
         trimmable: bool = True,
         lanes: int = 1,
         carries: bool = True,
+        carries_coding: bool = False,
         one_host: bool = False,
     ) -> None:
         self._grid = grid
@@ -84,9 +85,9 @@ class GridSteering:
         self._over_budget = over_budget
         self.spending = Spending(budget)
         self._planes: PlanesPolicy = (
-            FixedPlanes(grid.ranks, planes)
+            FixedPlanes(grid.ranks, planes, coding_carried=carries_coding)
             if planes
-            else AdaptivePlanes(grid.ranks, budget, trimmable=trimmable)
+            else AdaptivePlanes(grid.ranks, budget, trimmable=trimmable, coding_carried=carries_coding)
         )
         # Each lane numbers its own ops, so there is no op from which on all ranks could change the factor.
         self._lr = LrOffer(offers=rank == 0 and lanes == 1)

@@ -105,9 +105,11 @@ class FixedPlanes:
 
     whole = False
 
-    def __init__(self, ranks: int, planes: int) -> None:
+    def __init__(self, ranks: int, planes: int, *, coding_carried: bool = False) -> None:
         self.choice = Planes(planes, planes)
-        self.least_error = predicted(ranks, 0.0, planes, planes) if planes else 0.0
+        self.least_error = (
+            predicted(ranks, 0.0, planes, planes, coding_carried=coding_carried) if planes else 0.0
+        )
 
     def after(self, report: Report, spending: Spending, now_s: float) -> None:
         """Nothing is learned."""
@@ -184,8 +186,11 @@ class AdaptivePlanes:
     """Starts with the fewest planes within the budget. Ops with a key mark steps, which are timed. In a trial
     few planes take turns with more, and the cost of a plane decides. Without keys the fewest planes stay."""
 
-    def __init__(self, ranks: int, budget: float, *, trimmable: bool = True) -> None:
+    def __init__(
+        self, ranks: int, budget: float, *, trimmable: bool = True, coding_carried: bool = False
+    ) -> None:
         self._ranks = ranks
+        self._coding_carried = coding_carried
         self._trimmable = trimmable  # whether it is known what a trimming switch leaves
         self._budget = self._room = budget
         self._correlation = 0.0
@@ -240,7 +245,7 @@ class AdaptivePlanes:
     def _learn(self, report: Report, spending: Spending) -> None:
         weight = 1 / RECENT_OPS
         self._correlation += weight * (report.correlation - self._correlation)
-        expected = predicted(self._ranks, report.correlation, report.scatter.planes, report.gather.planes)
+        expected = self._predicted(report.correlation, Planes(report.scatter.planes, report.gather.planes))
         bias = min(MOST_BIAS, max(1 / MOST_BIAS, report.epsilon.quantized / expected))
         self._bias += weight * (bias - self._bias)
         # Taken over all ops, because a burst of losses is over before more planes would help.
@@ -341,7 +346,10 @@ class AdaptivePlanes:
         ]
 
     def _error(self, planes: Planes) -> float:
-        return self._bias * predicted(self._ranks, self._correlation, *planes)
+        return self._bias * self._predicted(self._correlation, planes)
+
+    def _predicted(self, correlation: float, planes: Planes) -> float:
+        return predicted(self._ranks, correlation, *planes, coding_carried=self._coding_carried)
 
     def _cost_s(self, planes: Planes) -> float:
         """(time per step) × (1 + ε), where the time grows by the same amount with every plane. If the cost of

@@ -37,7 +37,7 @@ from tailcut.pytorch.rolling import RollingResync
 from tailcut.pytorch.scaling import Scaling
 from tailcut.pytorch.stalls import StallWatch
 from tailcut.pytorch.startup import announce, attachment_name, disabled, open_group, store_of, sum_up
-from tailcut.pytorch.together import Together, one_of
+from tailcut.pytorch.together import each_of, one_of
 from tailcut.pytorch.unwrapping import ddp_of
 from tailcut.report import Report
 from tailcut.stats import Stats
@@ -81,7 +81,7 @@ def attach(
         return Attachment(model, None, optimizer, scaler, step)
     check_gradients(model)
     check_scaler(scaler)
-    config = fitting(configured(config, settings), model)
+    config = fitting(configured(config, settings), model, each_of(optimizer))
     process_group = model.process_group
     group = open_group(
         store_of(process_group),
@@ -447,7 +447,7 @@ def _step(optimizer: Any, scaler: Any) -> None:
     if scaler is None:
         optimizer.step()
     else:
-        for one in optimizer.optimizers if isinstance(optimizer, Together) else (optimizer,):
+        for one in each_of(optimizer):
             scaler.step(one)
         scaler.update()
 

@@ -5,6 +5,7 @@ Also warns of what DDP does that still waits for every rank. Looks at the model 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,8 +60,11 @@ def check_scaler(scaler: Any) -> None:
             )
 
 
-def fitting(config: Config, ddp: DistributedDataParallel) -> Config:
-    """The configuration with at least the room that the steps and buckets of this model need."""
+def fitting(
+    config: Config, ddp: DistributedDataParallel, optimizers: Sequence[torch.optim.Optimizer]
+) -> Config:
+    """The configuration with at least the room that the steps and buckets of this model need, and with what
+    suits its optimizers."""
     parameters: list[torch.nn.Parameter] = [p for p in ddp.module.parameters() if p.requires_grad]
     # DDP closes a bucket that reaches its cap. One may be open for each dtype, and the first one is small.
     cap_bytes = max(1, int(ddp.bucket_bytes_cap))  # 0 is allowed, and makes a bucket for every parameter
@@ -72,7 +76,14 @@ def fitting(config: Config, ddp: DistributedDataParallel) -> Config:
         config,
         window_ops=max(config.window_ops, min(steps * buckets, MOST_WINDOW_OPS)),
         pool_bytes=max(config.pool_bytes, POOLED_BUCKETS * bucket_bytes),
+        residue=_residue(optimizers) if config.residue == "auto" else config.residue,
     )
+
+
+def _residue(optimizers: Sequence[torch.optim.Optimizer]) -> str:
+    """SGD is linear: its steps add up to the same, in whichever of them a part of a gradient comes."""
+    linear = optimizers and all(isinstance(optimizer, torch.optim.SGD) for optimizer in optimizers)
+    return "carry" if linear else "discard"
 
 
 def warn_of_what_blocks(ddp: DistributedDataParallel) -> None:

@@ -70,6 +70,13 @@ class _States:
         return self._owners.get(parameter, self._optimizers[0]).state
 
 
+def each_of(optimizer: torch.optim.Optimizer | None) -> Sequence[torch.optim.Optimizer]:
+    """Those that ``one_of`` made one."""
+    if isinstance(optimizer, Together):
+        return optimizer.optimizers
+    return [optimizer] if optimizer is not None else []
+
+
 def one_of(optimizers: Any) -> torch.optim.Optimizer | None:
     """What a user passes as ``optimizer=``, as one object: nothing, an optimizer, or several."""
     if optimizers is None:

@@ -57,6 +57,7 @@ class ReplayLane:
         reliable: Sequence[tuple[int, int]] = (),
         contribute: bool = True,
         seq: int | None = None,
+        residue: Array | None = None,
     ) -> int:
         """Enter the next op. Its terms are those of the record."""
         seq = self._next_seq if seq is None else seq
@@ -65,8 +66,8 @@ class ReplayLane:
             self._ended[self._tickets] = self._refusal()
             return self._tickets
         with self._telling_the_others():
-            self.note_input(seq, bucket)
-            record = self._player.begin(seq, bucket, loss_scale_tag)
+            self.note_input(seq, bucket if residue is None else bucket + residue)
+            record = self._player.begin(seq, bucket, loss_scale_tag, residue)
         self._flying[self._tickets] = _Flight(seq, record, bucket)
         with self._submitted:
             self._next_seq = seq + 1

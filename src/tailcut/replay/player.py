@@ -105,7 +105,7 @@ class Player:
 
     # ---- the entry
 
-    def begin(self, seq: int, bucket: Array, tag: int) -> OpRecord | None:
+    def begin(self, seq: int, bucket: Array, tag: int, residue: Array | None = None) -> OpRecord | None:
         """The rank enters an op. Its contribution goes to all who have used some of it. None: its end is not
         on record, because the rank died before."""
         record = self._own.by_seq.get(seq)
@@ -114,27 +114,29 @@ class Player:
         self._check(record, bucket.size)
         with self._lock:
             if record.voided:
-                self._enter_in_vain(record, bucket, tag)
+                self._enter_in_vain(record, bucket, tag, residue)
             else:
-                self._enter(record, bucket, tag)
+                self._enter(record, bucket, tag, residue)
         return None if seq in self._own.unended else record
 
-    def _enter(self, record: OpRecord, bucket: Array, tag: int) -> None:
+    def _enter(self, record: OpRecord, bucket: Array, tag: int, residue: Array | None) -> None:
         seq = record.seq
         self._owner.begin(seq, record, int(record.terms["key"]), tag)
         self._owner.close_early(record)
         self._owner.take_handed_over(record)
-        self.core.enter(seq, bucket, record.contributed)
+        self.core.enter(seq, bucket, record.contributed, residue)
         self._owner.note_entry(record)
         self._contribute(self.core, seq)
 
-    def _enter_in_vain(self, record: OpRecord, bucket: Array, tag: int) -> None:
+    def _enter_in_vain(self, record: OpRecord, bucket: Array, tag: int, residue: Array | None) -> None:
         """The op was given up here because its epoch was replaced. Others may have used the contribution
         before they knew of that, so it is made for the epoch in which they did."""
         core = self._core_with([epoch for epoch in self._epochs if epoch.number <= record.report.epoch])
         begin_op(core, record.seq, record, int(record.terms["key"]), tag)
-        core.enter(record.seq, bucket, record.contributed)
+        core.enter(record.seq, bucket, record.contributed, residue)
         self._contribute(core, record.seq)
+        if residue is not None and record.contributed:
+            residue.fill(0)  # nobody applies the op
 
     def _contribute(self, core: _native.ReplayCore, seq: int) -> None:
         """Give what this rank has entered an op with to all who used some of it."""

@@ -88,6 +88,7 @@ def spec_of(scenario: Scenario, policies: Sequence[Policy] | None = None) -> _na
         setattr(spec, name, getattr(scenario, name))
     spec.buckets = scenario.buckets
     spec.carry = scenario.late == "carry"
+    spec.residues = scenario.carries_coding
     spec.deaf = list(scenario.deaf)
     for first, count in scenario.reliable:
         spec.rely(first, count)
@@ -134,6 +135,7 @@ def _steering(scenario: Scenario) -> list[Policy]:
             budget=scenario.budget,
             trimmable=scenario.trim_bytes > 0,
             carries=scenario.late == "carry" and scenario.buckets > 0,
+            carries_coding=scenario.carries_coding,
         )
         for rank in range(scenario.ranks)
     ]

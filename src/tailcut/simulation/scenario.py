@@ -59,6 +59,8 @@ class Scenario(SimulatedNetwork):
     next op. With 0 buckets have no keys, and nothing is carried."""
     late: str = "carry"
     """The same as in ``Config``."""
+    residue: str = "carry"
+    """The same as in ``Config``, but decided."""
     stand_in: bool = True
     """Whether a share of a rank's own gradient stands in for a mean that is late; otherwise zeros do."""
     attendance: bool = True
@@ -142,6 +144,12 @@ class Scenario(SimulatedNetwork):
             raise ConfigError(
                 f"loss_scales has {len(self.loss_scales)} entries, not one for each of {self.ops} ops"
             )
+
+    @property
+    def carries_coding(self) -> bool:
+        """What coding takes enters the next op of its bucket."""
+        kept = self.late == self.residue == "carry" and self.codec == "planes" and self.buckets > 0
+        return kept and GridLayout(self.ranks, self.rows).rows == 1
 
     def length_of(self, op: int, rank: int) -> int:
         return self.lengths.get((op, rank), self.length)

@@ -1,7 +1,8 @@
-"""What does a late part cost that is carried? Rounds to a loss, over what ε would be if it were lost.
+"""What does it cost to carry what is late, or what coding takes? Rounds to a loss, over what ε would be if it
+were lost.
 
-Trains eight replicas in virtual time by the real core, like late_training.py, and gives the share of
-docs/budget.md. The figures do not depend on the machine: they contain no clock. It takes about six minutes on
+Trains eight replicas in virtual time by the real core, like late_training.py, and gives the shares of
+docs/budget.md. The figures do not depend on the machine: they contain no clock. It takes about ten minutes on
 a free core.
 """
 
@@ -13,12 +14,16 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from replicas import LOSS_EVERY, OP_S, Outcome, Training, means_late, one_op_late, ops_late
+from replicas import LOSS_EVERY, OP_S, Adam, Momentum, Outcome, Training, means_late, one_op_late, ops_late
 from rounds import Doubles, crossing
 
-from tailcut.epsilon import STALE_CONTRIBUTION, STALE_MEAN
+from tailcut.epsilon import CARRIED_CODING, STALE_CONTRIBUTION, STALE_MEAN
 
-LRS = (0.03, 0.05)
+OPTIMIZERS: dict[str, tuple[type[Momentum] | type[Adam], tuple[float, ...]]] = {
+    "momentum": (Momentum, (0.03, 0.05)),
+    "adam": (Adam, (0.003, 0.01)),
+}
+"""By name, with its learning rates."""
 TARGETS = range(60, 161, 10)
 """Rounds after which a run with nothing late has the losses to be reached. Loss curves are noisy, so the
 ratio is the mean over these."""
@@ -31,16 +36,27 @@ def means_a_quarter_late(*, seed: int, late: str = "carry") -> Training:
     return replace(training, bounds=training.bounds._replace(gather_s=0.5 * OP_S))
 
 
+def coded(planes: int, *, seed: int, late: str = "carry") -> Training:
+    """Nothing is late."""
+    return one_op_late(0.0, seed=seed, late=late, codec="planes", planes=planes)
+
+
 KINDS: dict[str, Callable[..., Training]] = {
     "contributions, one op": partial(one_op_late, 0.15),
     "ranks, 1 to 3 ops": partial(ops_late, 0.4, most=3),
     "ranks, 1 to 8 ops": partial(ops_late, 0.4),
     "means, one op": means_a_quarter_late,
+    "coding, 3 planes": partial(coded, 3),
+    "coding, 2 planes": partial(coded, 2),
+    "coding, 1 plane": partial(coded, 1),
 }
 
 
-def lost_epsilon(kind: str, outcomes: list[Outcome]) -> float:
-    """ε if all that did not come in time were lost."""
+def lost_epsilon(kind: str, late: str, outcomes: list[Outcome]) -> float:
+    """ε if all that is carried were lost."""
+    if kind.startswith("coding"):
+        share = CARRIED_CODING if late == "carry" else 1.0
+        return float(np.mean([run.epsilon.quantized / share for run in outcomes]))
     share = STALE_MEAN if kind.startswith("means") else STALE_CONTRIBUTION
     return float(np.mean([run.epsilon.lost + run.epsilon.late / share for run in outcomes]))
 
@@ -66,19 +82,23 @@ def spread(values: Doubles, form: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=16, metavar="N")
-    parser.add_argument("--lr", type=float, nargs="+", default=LRS)
+    parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="momentum")
+    parser.add_argument("--lr", type=float, nargs="+")
     parser.add_argument("--late", choices=("carry", "discard"), default="carry")
     arguments = parser.parse_args()
     seeds = range(1, arguments.seeds + 1)
 
     print(
-        f"{'lr':<6}{'late':<24}{'contrib.':>9}{'means':>9}{'ε if lost':>11}{'rounds ratio':>26}{'share':>26}"
+        f"{'lr':<6}{'carried':<24}{'contrib.':>9}{'means':>9}"
+        f"{'ε if lost':>11}{'rounds ratio':>26}{'share':>26}"
     )
-    for lr in arguments.lr:
-        clean = [replace(one_op_late(0.0, seed=seed), lr=lr).run() for seed in seeds]
+    optimizer, lrs = OPTIMIZERS[arguments.optimizer]
+    for lr in arguments.lr or lrs:
+        clean = [replace(one_op_late(0.0, seed=seed), lr=lr, optimizer=optimizer).run() for seed in seeds]
         for name, kind in KINDS.items():
-            outcomes = [replace(kind(seed=seed, late=arguments.late), lr=lr).run() for seed in seeds]
-            epsilon, found = lost_epsilon(name, outcomes), ratios(outcomes, clean)
+            trainings = [kind(seed=seed, late=arguments.late) for seed in seeds]
+            outcomes = [replace(training, lr=lr, optimizer=optimizer).run() for training in trainings]
+            epsilon, found = lost_epsilon(name, arguments.late, outcomes), ratios(outcomes, clean)
             contributions = np.mean([run.late_contributions for run in outcomes])
             means = np.mean([run.late_means for run in outcomes])
             print(f"{lr:<6}{name:<24}{contributions:>9.1%}{means:>9.1%}{epsilon:>11.3f}", end="")
