@@ -81,7 +81,8 @@ def test_each_contribution_counts_with_the_weight_of_its_coding() -> None:
         ranks=ranks, length=length, ops=ops, buckets=1, codec="planes", planes=2, deadline_s=1.0
     )
     inputs = [[(each[rank] if op == 0 else zeros).copy() for rank in range(ranks)] for op in range(ops)]
-    applied = np.sum([op[0] for op in simulate(scenario, inputs).results], 0, np.float64)
+    results = simulate(scenario, inputs).results
+    applied = np.array([op[0] for op in results], np.float64).sum(0)
     for shard in np.split(np.arange(length), ranks):
         candidates = []
         for owner in range(ranks):

@@ -70,7 +70,7 @@ class _States:
         return self._owners.get(parameter, self._optimizers[0]).state
 
 
-def each_of(optimizer: torch.optim.Optimizer | None) -> Sequence[torch.optim.Optimizer]:
+def each_of(optimizer: Any) -> Sequence[torch.optim.Optimizer]:
     """Those that ``one_of`` made one."""
     if isinstance(optimizer, Together):
         return optimizer.optimizers
