@@ -217,10 +217,16 @@ def _from_native(
 
 
 def _gone_frac(links: tuple[Link, ...], own: int) -> float:
-    """Of the means that did not come from others, the share whose owner is silent or has left."""
+    """Of the means that did not come from others, the share whose owner is silent or has left. Whoever hears
+    none of several has a closed port itself: they are there, and their means come when it opens."""
     others = [link for rank, link in enumerate(links) if rank != own]
+    deaf = len(others) > 1 and all(link.silent for link in others if not link.left)
     missing = sum(link.gather.missing + link.gather.empty for link in others)
-    gone = sum(link.gather.missing + link.gather.empty for link in others if link.silent or link.left)
+    gone = sum(
+        link.gather.missing + link.gather.empty
+        for link in others
+        if link.left or (link.silent and not deaf)
+    )
     return gone / missing if missing else 0.0
 
 

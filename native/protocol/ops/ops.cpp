@@ -238,8 +238,10 @@ std::optional<wire::Reject> Ops::scatter(Time now, Slot& slot, Op& op, const wir
         own(now, slot, op, std::move(block));
     }
     if (header.flags & wire::kOver) table_.late[header.source].insert(header.seq);
-    const Duration age = std::min(Duration{header.entry_us} * kMicrosecond, terms_.bounds.deadline);
-    const auto reason = op.scatter(now, header, payload, now - age);
+    // A packet that has waited in front of the own port tells of an entry as long ago.
+    const Duration age =
+        Duration{header.entry_us} * kMicrosecond + links_[header.source].arrivals.queued(now, header);
+    const auto reason = op.scatter(now, header, payload, now - std::min(age, terms_.bounds.deadline));
     if (reason != wire::Reject::kLate) return reason;
     op.count_late();
     return note_late(now, header, payload);

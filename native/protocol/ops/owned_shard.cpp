@@ -58,7 +58,7 @@ void OwnedShard::enter(Time now, float* bucket_shard, bool contributing, const C
         arrived_[shape_.self].set(g, g + 1);
         decided_[g] += !complete_.test(g) && !decided_by_[shape_.self];
     }
-    reduce_complete(0, granules_, now);
+    reduce_decided(now);
 }
 
 std::vector<bool> OwnedShard::came() const {
@@ -92,7 +92,7 @@ void OwnedShard::decide(Rank rank, Time now) {
     decided_by_[rank] = true;
     clock_.note_last_part(rank, now);
     for (std::uint32_t g = 0; g < granules_; ++g) decided_[g] += !arrived_[rank].test(g);
-    reduce_complete(0, granules_, now);
+    reduce_decided(now);
 }
 
 void OwnedShard::peer_ended(Rank rank, Time now) {
@@ -271,6 +271,45 @@ void OwnedShard::close_but(const GranuleSet& held, Time now, Ending ending, floa
     }
     for (std::uint32_t g = 0; g < granules_; ++g)
         if (!reliable_.test(g)) decided_[g] = shape_.ranks;
+    put_off_alone();
+    reduce_complete(0, granules_, now);
+}
+
+// Rule 9: where the contributions of all others are late, a mean of the own one alone would err by more than none. It
+// is late too, and enters the next mean with theirs.
+void OwnedShard::put_off_alone() {
+    // Of two, one alone errs as none.
+    if (!context_.carries(plan_) || plan_.members() < 3 || plan_.layout.length(plan_.own_shard()) == 0) return;
+    GranuleSet others(granules_);
+    bool expected = false;
+    for (Rank rank = 0; rank < shape_.ranks; ++rank) {
+        if (rank == shape_.self) continue;
+        others |= arrived_[rank];
+        expected |= !abstains_[rank];
+    }
+    if (!expected || others.all(0, granules_)) return;
+    bool found = false;
+    for (std::uint32_t first = 0, last; first < granules_; first = last) {
+        last = values_->unit_end(first);
+        bool alone = arrived_[shape_.self].all(first, last) && !others.any(first, last) &&
+                     !final_.any(first, last);
+        for (std::uint32_t g = first; alone && g < last; ++g)
+            alone = complete_.test(g) || decided_[g] == shape_.ranks;
+        if (!alone) continue;
+        arrived_[shape_.self].clear(first, last);
+        context_.carry.await(context_, plan_, values_->loss_scale_tag, first, last, arrived_, abstains_, {});
+        found = true;
+    }
+    if (!found) return;
+    last_came_[shape_.self] = true;  // this rank was there
+    values_->hand_on(std::vector<GranuleSet>(shape_.ranks, GranuleSet(granules_)), final_);
+}
+
+void OwnedShard::reduce_decided(Time now) {
+    bool awaits_others = false;
+    for (Rank rank = 0; rank < shape_.ranks; ++rank)
+        awaits_others |= rank != shape_.self && !decided_by_[rank];
+    if (!awaits_others) put_off_alone();
     reduce_complete(0, granules_, now);
 }
 

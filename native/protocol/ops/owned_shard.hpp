@@ -114,6 +114,8 @@ private:
     bool alone() const;
     bool stale() const;
     void drop_arrived();
+    void put_off_alone();
+    void reduce_decided(Time now);
     void lose(Rank rank, Time now);
     void reduce_complete(std::uint32_t first, std::uint32_t last, Time now);
     void take_fresh();

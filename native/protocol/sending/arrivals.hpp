@@ -25,6 +25,14 @@ inline std::uint32_t clock_us(Time now) { return static_cast<std::uint32_t>(now 
 
 class Arrivals {
 public:
+    // How much longer a datagram takes than the fastest of the last seconds: the time that it has waited in queues. Each
+    // rank has a clock of its own, so only differences count.
+    Duration queued(Time now, const wire::Header& header) const {
+        if (fastest_since_ < 0) return 0;
+        const std::uint32_t usual_us = after(fastest_us_, before_us_) ? before_us_ : fastest_us_;
+        return std::max<Duration>(0, distance(usual_us, clock_us(now) - header.stamp_us)) * kMicrosecond;
+    }
+
     // A datagram has come. DATA has its own number; FEEDBACK and GOODBYE state that of the last DATA before
     // them.
     void note(Time now, const wire::Header& header) {
@@ -35,6 +43,7 @@ public:
         }
         if (!delay_known_ || after(least_delay_us_, delay_us)) least_delay_us_ = delay_us;
         delay_known_ = true;
+        note_fastest(now, delay_us);
         if (const int ahead = distance(latest_, header.number); ahead > 0) expect(ahead);
         if (header.type != wire::Type::kData) return;
         ++came_count_;
@@ -100,6 +109,19 @@ public:
     }
 
 private:
+    // Clocks drift apart, and paths change: a delay is remembered for one such time, two at most.
+    static constexpr Duration kRemembered = 10 * 1000 * kMillisecond;
+
+    void note_fastest(Time now, std::uint32_t delay_us) {
+        if (fastest_since_ < 0 || now - fastest_since_ >= kRemembered) {
+            const bool old = fastest_since_ < 0 || now - fastest_since_ >= 2 * kRemembered;
+            before_us_ = old ? delay_us : fastest_us_;
+            fastest_us_ = delay_us;
+            fastest_since_ = now;
+        } else if (after(fastest_us_, delay_us)) {
+            fastest_us_ = delay_us;
+        }
+    }
     static constexpr std::size_t kFirstWords = 8, kMostWords = 2 * wire::kReportWords;  // powers of two
     static constexpr std::uint64_t kAllCame = ~std::uint64_t{0};
 
@@ -151,6 +173,8 @@ private:
     std::uint32_t stamp_us_ = 0, arrival_us_ = 0;
     std::uint32_t least_delay_us_ = 0;
     bool delay_known_ = false;
+    std::uint32_t fastest_us_ = 0, before_us_ = 0;  // the least delay since that time, and in the time before
+    Time fastest_since_ = -1;
     std::uint32_t unreported_ = 0;
     std::uint64_t came_count_ = 0, missing_ = 0;
 };

@@ -105,7 +105,7 @@ bool PlanesReduction::reduce_stripe(const codec::Stripe& stripe, const std::vect
     encode(stripe, mean, energies, runs);
     for (std::size_t b = 0; bucket_shard_ && b < stripe.blocks.size(); ++b) {
         apply(stripe.blocks[b], bucket_shard_);
-        if (!residue.empty() && coding_.planes <= kCarriedPlanes)
+        if (!residue.empty() && coding_.planes <= kCarriedPlanes && !own.values.scales.empty())
             note_residue(stripe.blocks[b], mean.block(b), mean.scales[b], weights[b]);
     }
     return mean.non_finite();

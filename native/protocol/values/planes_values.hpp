@@ -88,6 +88,10 @@ protected:
     void keep(Rank from, std::uint32_t first, const codec::PlanesHead& head,
               std::span<const std::byte> payload, float count);
     codec::SendOrder send_order(const Coding& coding) const;
+    std::uint32_t unit_end(std::uint32_t granule) const override {
+        const codec::SendOrder order = send_order(coding_);
+        return order.first_granule(order.stripe_of_granule(granule) + 1);
+    }
     Own own_stripe(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived) const;
     // The mean of a stripe that is closed.
     virtual bool reduce_stripe(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,

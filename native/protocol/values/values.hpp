@@ -84,6 +84,8 @@ public:
     // mean is Inf or NaN. `arrived` says, by rank, which contributions there are.
     virtual bool reduce(std::uint32_t first, std::uint32_t last, const std::vector<GranuleSet>& arrived,
                         std::vector<Run>& runs) = 0;
+    // The end of the granules that are reduced together with this one.
+    virtual std::uint32_t unit_end(std::uint32_t granule) const { return granule + 1; }
     // Whether ranks outside the group apply the mean too. Such a mean becomes final some time after the
     // close.
     virtual bool shared_beyond_group() const { return false; }
