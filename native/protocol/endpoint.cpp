@@ -19,8 +19,7 @@ Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& pe
     : settings_(settings),
       memory_(settings.pool_bytes, settings.elided),
       roster_(settings.shape, settings.first_seq),
-      contributors_(wire::Stage::kScatter, roster_, settings.attendance, settings.window_ops),
-      owners_(wire::Stage::kGather, roster_, settings.attendance, settings.window_ops),
+      attendance_(roster_, settings.attendance, settings.window_ops),
       links_(settings_, peers),
       accounts_(settings.shape.ranks, links_),
       pools_(settings_, epochs_, roster_, links_),
@@ -28,8 +27,8 @@ Endpoint::Endpoint(const Settings& settings, const std::vector<PeerSettings>& pe
       carry_(settings.carry, settings.stand_in, settings.late_ops(), settings.record_fates,
              accounts_.counters),
       context_(settings.shape, settings.codec, Links::limits(settings, peers), settings.elided, epochs_,
-               roster_, contributors_, owners_, links_.audience, memory_, *values_, carry_, scratch_),
-      ops_(settings_, context_, roster_, contributors_, owners_, links_, pools_, accounts_, listener),
+               roster_, attendance_, links_.audience, memory_, *values_, carry_, scratch_),
+      ops_(settings_, context_, roster_, attendance_, links_, pools_, accounts_, listener),
       state_(settings, links_),
       outbox_(settings_, roster_, ops_, links_, pools_, accounts_, state_) {}
 

@@ -95,7 +95,7 @@ private:
     Memory memory_;  // declared before the ops because their blocks return to it
     Epochs epochs_;
     Roster roster_;
-    Attendance contributors_, owners_;
+    Attendance attendance_;
     Links links_;
     Accounts accounts_;
     PeerPools pools_;

@@ -223,9 +223,7 @@ def _gone_frac(links: tuple[Link, ...], own: int) -> float:
     deaf = len(others) > 1 and all(link.silent for link in others if not link.left)
     missing = sum(link.gather.missing + link.gather.empty for link in others)
     gone = sum(
-        link.gather.missing + link.gather.empty
-        for link in others
-        if link.left or (link.silent and not deaf)
+        link.gather.missing + link.gather.empty for link in others if link.left or (link.silent and not deaf)
     )
     return gone / missing if missing else 0.0
 

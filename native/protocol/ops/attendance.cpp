@@ -17,7 +17,7 @@ std::vector<bool> Attendance::awaited(Seq seq, std::uint32_t key) const {
     std::vector<bool> present(roster_.ranks()), here(roster_.ranks());
     for (Rank rank = 0; rank < roster_.ranks(); ++rank) {
         present[rank] = rank == roster_.self() || !roster_.silent(rank);
-        here[rank] = present[rank] && !(stage_ == wire::Stage::kScatter && roster_[rank].away);
+        here[rank] = present[rank] && !roster_[rank].away;
     }
     if (!enabled_) return present;
     // While most are away, those who come back first do not go on alone.
@@ -40,7 +40,6 @@ std::vector<bool> Attendance::awaited(Seq seq, std::uint32_t key) const {
         others += present[rank];
         on_time += awaited[rank];
     }
-    if (2 * on_time < others && stage_ == wire::Stage::kGather) return present;
     for (Rank rank = 0; 2 * on_time < others && rank < roster_.ranks(); ++rank)
         awaited[rank] = awaited[rank] || (present[rank] && roster_[rank].entered > latest);
     return std::ranges::count(awaited, true) > 0 ? awaited : present;

@@ -1,12 +1,10 @@
 #include "protocol/ops/op.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <utility>
 
 #include "protocol/carry/carry.hpp"
-#include "protocol/ops/attendance.hpp"
 
 namespace tailcut {
 namespace {
@@ -66,10 +64,6 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
         means_->answered(shard).each_run(
             0, plan_.layout.granules(shard),
             [&](std::uint32_t first, std::uint32_t last) { contributions_->keep(shard, first, last); });
-    if (bounds_.absent > 0 && context_.carries(plan_)) {
-        owners_ = context_.owners.awaited(plan_.seq, plan_.bucket.key);
-        if (std::ranges::all_of(owners_, std::identity())) owners_.clear();
-    }
     means_->loss_scale_tag = loss_scale_tag_;
     means_->enter(now, bucket, contributing);
     owned_->enter(now, bucket.data() + plan_.layout.begin(own_shard()), contributing, gather_);
@@ -142,22 +136,15 @@ void Op::reduce_more(bool non_finite) {
 }
 
 bool Op::gathered() const {
-    if (!entered_ || ended_ || context_.roster.hears_nobody()) return false;
-    if (context_.roster.silent_count() == 0 && owners_.empty()) return false;
-    std::uint32_t lacking = 0;  // granules
+    if (!entered_ || ended_ || context_.roster.silent_count() == 0 || context_.roster.hears_nobody())
+        return false;
+    std::uint32_t silent = 0;  // granules
     for (Rank shard = 0; shard < shape_.ranks; ++shard) {
-        if (shard == own_shard() || awaits(plan_.owner(shard))) continue;
+        if (shard == own_shard() || !context_.roster.silent(plan_.owner(shard))) continue;
         const std::uint32_t granules = plan_.layout.granules(shard);
-        lacking += granules - means_->answered(shard).count(0, granules);
+        silent += granules - means_->answered(shard).count(0, granules);
     }
-    return means_->answered_granules() + own_final() + lacking == total_granules_ && !awaits_reliable();
-}
-
-std::vector<bool> Op::served_by_end() const {
-    std::vector<bool> served(shape_.ranks, true);
-    for (Rank shard = 0; shard < shape_.ranks; ++shard)
-        if (shard != own_shard()) served[plan_.owner(shard)] = means_->has_all(shard);
-    return served;
+    return means_->answered_granules() + own_final() + silent == total_granules_ && !awaits_reliable();
 }
 
 void Op::give_up_silent(Time now) {
@@ -174,10 +161,9 @@ Time Op::close_due_at(const Bounds& bounds) const {
     return majority >= 0 && !reliable_.empty() ? clock.reliable_end_at(own).at : majority + own.scatter;
 }
 
-// When the own shard was reduced and the last parts of all means that are awaited had come.
+// When the own shard was reduced and the last parts of all means had come, except those of silent owners.
 Time Op::gathered_at() const {
-    const auto awaited = [&](Rank owner) { return awaits(owner); };
-    const Time last_parts = owned_->reduced() ? means_->last_parts_at(awaited) : kNever;
+    const Time last_parts = owned_->reduced() ? means_->last_parts_at() : kNever;
     return last_parts == kNever ? kNever : std::max(last_parts, owned_->closed_at());
 }
 

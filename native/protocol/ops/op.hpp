@@ -75,11 +75,8 @@ public:
     bool complete() const {
         return entered_ && !ended_ && means_->answered_granules() + own_final() == total_granules_;
     }
-    // All means have come except those of owners that are not awaited. They are waited for if nobody else is there either.
+    // All means have come except those of silent owners. They are waited for if nobody else is there either.
     bool gathered() const;
-    bool fetches() const { return fetches_; }
-    std::vector<bool> served_by_end() const;  // by rank: whether its mean has come
-    Time due_at() const { return majority_at() + bounds_.scatter + bounds_.gather; }  // t_B of the entered op
     // The ranks that have become silent are not waited for.
     void give_up_silent(Time now);
     // Tells once that SCATTER of the own shard has closed.
@@ -202,9 +199,6 @@ private:
     StageEnd clock_end() const;
     Time majority_at() const;
     bool served() const;
-    bool awaits(Rank owner) const {  // its mean
-        return !context_.roster.silent(owner) && (owners_.empty() || owners_[owner]);
-    }
     bool awaits_reliable() const;
     void fill_report(Time now, Status status, Ending ending);
     void fill_links();
@@ -220,8 +214,7 @@ private:
 
     // the local rank
     bool entered_ = false, contributing_ = false, ended_ = false;
-    std::vector<bool> owners_;  // by rank: whether GATHER awaits it; empty: all
-    bool fetches_ = false;      // it abstains, and the others were there before: the means are history
+    bool fetches_ = false;  // it abstains, and the others were there before: the means are history
     std::span<float> bucket_, residue_;
     Bounds bounds_;
     Coding scatter_, gather_;

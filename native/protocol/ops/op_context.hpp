@@ -38,9 +38,8 @@ inline std::span<float> grown(std::vector<float>& scratch, std::size_t floats) {
 struct OpContext {
     // `limits` are by rank, followed by those of multicast if there is any.
     OpContext(const Shape& shape, wire::Codec codec, std::vector<codec::PacketLimits> limits, bool elided,
-              const Epochs& epochs, const Roster& roster, const Attendance& contributors,
-              const Attendance& owners, const Audience& audience, Memory& memory, Values& values,
-              Carry& carry, Scratch& scratch)
+              const Epochs& epochs, const Roster& roster, const Attendance& attendance,
+              const Audience& audience, Memory& memory, Values& values, Carry& carry, Scratch& scratch)
         : shape(shape),
           codec(codec),
           limits(std::move(limits)),
@@ -48,8 +47,7 @@ struct OpContext {
           elided(elided),
           epochs(epochs),
           roster(roster),
-          contributors(contributors),
-          owners(owners),
+          attendance(attendance),
           audience(audience),
           memory(memory),
           values(values),
@@ -64,9 +62,8 @@ struct OpContext {
 
     const Epochs& epochs;
     const Roster& roster;
-    const Attendance& contributors;  // whom SCATTER awaits
-    const Attendance& owners;        // whom GATHER awaits
-    const Audience& audience;        // who hears our multicast
+    const Attendance& attendance;
+    const Audience& audience;  // who hears our multicast
 
     Memory& memory;
     Values& values;

@@ -15,14 +15,12 @@ constexpr Seq kFreshOps = 4;  // retire() looks at all of the latest ops each ti
 
 }  // namespace
 
-Ops::Ops(const Settings& settings, const OpContext& context, Roster& roster, Attendance& contributors,
-         Attendance& owners, const Links& links, PeerPools& pools, Accounts& accounts,
-         CloseListener* listener)
+Ops::Ops(const Settings& settings, const OpContext& context, Roster& roster, Attendance& attendance,
+         const Links& links, PeerPools& pools, Accounts& accounts, CloseListener* listener)
     : settings_(settings),
       context_(context),
       roster_(roster),
-      contributors_(contributors),
-      owners_(owners),
+      attendance_(attendance),
       links_(links),
       pools_(pools),
       accounts_(accounts),
@@ -51,7 +49,7 @@ void Ops::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& t
     const Plan plan = context_.plan(seq, op->bucket());
     context_.carry.enter(plan);
     if (contributing) context_.carry.hand_over(plan, terms.loss_scale_tag, bucket);
-    if (contributing && op->closed()) contributors_.note_late(now, seq, terms.key, roster_.self());
+    if (contributing && op->closed()) attendance_.note_late(now, seq, terms.key, roster_.self());
     op->enter(now, ticket, bucket, terms, contributing);
     for (Rank rank = 0; rank < roster_.ranks(); ++rank)
         if (roster_[rank].left(seq)) op->owner_left(rank);
@@ -251,13 +249,13 @@ std::optional<wire::Reject> Ops::note_late(Time now, const wire::Header& header,
                                            std::span<const std::byte> payload) {
     const Plan plan = context_.plan(header.seq, bucket_of(header));
     std::optional<wire::Reject> reason;
-    if (header.stage() == wire::Stage::kGather)
+    if (header.stage() == wire::Stage::kGather) {
         reason = context_.carry.place(now, plan, header, payload);
-    else
+    } else {
         reason = context_.carry.contribute(plan, header, payload);
-    const bool scatter = header.stage() == wire::Stage::kScatter;
-    if ((header.flags & wire::kLastPart) && !(scatter && header.empty()))
-        (scatter ? contributors_ : owners_).note_late(now, header.seq, header.key, header.source);
+        if ((header.flags & wire::kLastPart) && !header.empty())
+            attendance_.note_late(now, header.seq, header.key, header.source);
+    }
     if (!reason || reason == wire::Reject::kLate) accounts_.note_late(now, header, payload.size());
     return reason;
 }
@@ -330,7 +328,7 @@ void Ops::reduce(Time now, Seq seq, std::uint32_t bucket_len, bool non_finite,
 void Ops::note_closed(Op& op) {
     if (!op.closed()) return;
     const Time due = op.close_due_at(bounds_of(op));
-    if (op.take_closed()) contributors_.note_close(op.seq(), op.bucket().key, op.came_by_close(), due);
+    if (op.take_closed()) attendance_.note_close(op.seq(), op.bucket().key, op.came_by_close(), due);
     if (listener_) listener_->on_close(op, due);
     // A rank that is behind keeps only the mean, so that it can serve its shard for long.
     if (op.entered() || !op.reduced() || op.compacted()) return;
@@ -350,8 +348,6 @@ void Ops::end(Time now, Slot& slot, Op& op, Status status, Ending ending) {
     op.close(now, ending, terms_.skip_above);
     note_closed(op);
     const bool awaited = settings_.resend && links_.awaits(op.seq());
-    if (status <= Status::kPartial && !op.fetches())
-        owners_.note_close(op.seq(), op.bucket().key, op.served_by_end(), op.due_at());
     OpReport report = op.end(now, status, ending, awaited, settings_.record_fates);
     if (status != Status::kComplete) roster_.note_partial(report.entered_at);
     accounts_.complete(report, op);

@@ -38,9 +38,8 @@ public:
     using Slot = OpSlot;
     using Slots = std::map<Seq, OpSlot>;
 
-    Ops(const Settings& settings, const OpContext& context, Roster& roster, Attendance& contributors,
-        Attendance& owners, const Links& links, PeerPools& pools, Accounts& accounts,
-        CloseListener* listener);
+    Ops(const Settings& settings, const OpContext& context, Roster& roster, Attendance& attendance,
+        const Links& links, PeerPools& pools, Accounts& accounts, CloseListener* listener);
 
     // ---- the local rank
     Seq next_seq() const { return table_.next_seq; }
@@ -132,8 +131,7 @@ private:
     const Settings& settings_;
     const OpContext& context_;
     Roster& roster_;
-    Attendance& contributors_;
-    Attendance& owners_;
+    Attendance& attendance_;
     const Links& links_;
     PeerPools& pools_;
     Accounts& accounts_;

@@ -19,7 +19,7 @@ OwnedShard::OwnedShard(const OpContext& context, const Plan& plan, std::unique_p
       complete_(granules_),
       final_(granules_),
       reliable_(granules_),
-      awaited_(context.contributors.awaited(plan.seq, plan.bucket.key)),
+      awaited_(context.attendance.awaited(plan.seq, plan.bucket.key)),
       ended_(shape_.ranks),
       left_(shape_.ranks),
       last_came_(shape_.ranks),
@@ -279,7 +279,8 @@ void OwnedShard::close_but(const GranuleSet& held, Time now, Ending ending, floa
 // is late too, and enters the next mean with theirs.
 void OwnedShard::put_off_alone() {
     // Of two, one alone errs as none.
-    if (!context_.carries(plan_) || plan_.members() < 3 || plan_.layout.length(plan_.own_shard()) == 0) return;
+    if (!context_.carries(plan_) || plan_.members() < 3 || plan_.layout.length(plan_.own_shard()) == 0)
+        return;
     GranuleSet others(granules_);
     bool expected = false;
     for (Rank rank = 0; rank < shape_.ranks; ++rank) {
@@ -291,8 +292,8 @@ void OwnedShard::put_off_alone() {
     bool found = false;
     for (std::uint32_t first = 0, last; first < granules_; first = last) {
         last = values_->unit_end(first);
-        bool alone = arrived_[shape_.self].all(first, last) && !others.any(first, last) &&
-                     !final_.any(first, last);
+        bool alone =
+            arrived_[shape_.self].all(first, last) && !others.any(first, last) && !final_.any(first, last);
         for (std::uint32_t g = first; alone && g < last; ++g)
             alone = complete_.test(g) || decided_[g] == shape_.ranks;
         if (!alone) continue;

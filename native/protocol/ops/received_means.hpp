@@ -39,11 +39,8 @@ public:
     const GranuleSet& held(Rank shard) const { return held_[shard]; }          // came with a mean
     const std::vector<GranuleSet>& held() const { return held_; }
     bool has_all(Rank shard) const { return answered_[shard].all(0, plan_.layout.granules(shard)); }
-    // When the last parts of all means had come whose owners are awaited; kNever: not yet.
-    template <typename Awaits>
-    Time last_parts_at(Awaits awaits) const {
-        return last_parts_.all_at(awaits);
-    }
+    // When the last parts of all means had come, except those of silent owners; kNever: not yet.
+    Time last_parts_at() const { return last_parts_.all_at(context_.roster); }
     Time last_at(Rank owner) const { return last_at_[owner]; }  // when its latest packet came; -1: none yet
     const Energies& energies() const { return values_->energies(); }
     const Correlation& correlation() const { return values_->correlation(); }

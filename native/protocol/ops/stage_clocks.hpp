@@ -1,7 +1,6 @@
 // When a stage of an op ends by the clock (rule 1; docs/time.md).
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -25,16 +24,8 @@ public:
 
     void note(Rank rank, Time now);
     Time at(Rank rank) const { return at_[rank]; }
-    // When the last parts of all ranks for which awaits(rank) had come; kNever: not yet, or nobody's.
-    template <typename Awaits>
-    Time all_at(Awaits awaits) const {
-        if (missing_ == at_.size()) return kNever;
-        Time last = 0;
-        for (Rank rank = 0; missing_ > 0 && rank < at_.size(); ++rank)
-            if (at_[rank] < 0 && awaits(rank)) return kNever;
-        for (const Time at : at_) last = std::max(last, at);
-        return last;
-    }
+    // When the last parts of all ranks had come, except those of silent ranks; kNever: not yet.
+    Time all_at(const Roster& roster) const;
 
 private:
     std::vector<Time> at_;  // by rank; -1: its last part has not come

@@ -79,12 +79,11 @@ ReplayCore::ReplayCore(const Shape& shape, wire::Codec codec, std::vector<codec:
                        bool carry, Seq late_ops)
     : memory_(kUnbounded),
       roster_(shape, 0),
-      contributors_(wire::Stage::kScatter, roster_, false, 1),
-      owners_(wire::Stage::kGather, roster_, false, 1),
+      attendance_(roster_, false, 1),
       values_(make_values(codec, false)),
       carry_(carry, true, late_ops, false, counters_),
-      context_(shape, codec, std::move(limits), false, epochs_, roster_, contributors_, owners_, audience_,
-               memory_, *values_, carry_, scratch_) {
+      context_(shape, codec, std::move(limits), false, epochs_, roster_, attendance_, audience_, memory_,
+               *values_, carry_, scratch_) {
     carry_.admit_by(*this);
 }
 

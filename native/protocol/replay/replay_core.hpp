@@ -65,7 +65,7 @@ private:
     Memory memory_;
     Epochs epochs_;
     Roster roster_;
-    Attendance contributors_, owners_;
+    Attendance attendance_;
     Audience audience_;
     Counters counters_;
     const std::unique_ptr<Values> values_;
