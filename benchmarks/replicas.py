@@ -184,7 +184,7 @@ FREE_S = {0.15: 13e-3, 0.4: 6e-3, 0.7: 1.7e-3}
 """By the share that is to be late: the mean time from one hang of up to eight ops to the next."""
 
 
-ONE_IN_TWENTY_S = {4: 0.7e-3, 8: 0.7e-3, 64: 0.4e-3}
+ONE_IN_TWENTY_S = {4: 0.72e-3, 8: 0.77e-3, 64: 0.83e-3}
 """By the number of ranks: the bound of GATHER that one in twenty of the means misses."""
 
 

@@ -136,11 +136,12 @@ def cut(ops: int = 1, **fields) -> list[Epsilon]:
 @pytest.mark.parametrize("codec", ["raw", "planes"])
 @pytest.mark.parametrize("loss", [0.0, 0.05])
 def test_what_is_carried_counts_with_a_share_of_what_it_would_count_if_it_were_lost(codec: str, loss) -> None:
-    """Late are a contribution, and the mean of the rank that has not entered; with loss, also others."""
+    """Late are a contribution, and the mean of the rank that has not entered; with loss, also others. Where
+    an owner's own contribution is alone, it is late too, and errs less than it would alone."""
     _, carried = cut(2, codec=codec, loss=loss, resend=False)
     _, discarded = cut(2, codec=codec, loss=loss, resend=False, late="discard")
     assert discarded.lost > 0.3
-    assert 0.999 * STALE_CONTRIBUTION * discarded.lost < carried.late < STALE_MEAN * discarded.lost
+    assert 0.98 * STALE_CONTRIBUTION * discarded.lost < carried.late < STALE_MEAN * discarded.lost
     assert carried.lost == pytest.approx(0.0, abs=1e-9)
     assert carried.total == pytest.approx(carried.quantized + carried.trimmed + carried.late)
 

@@ -107,7 +107,7 @@ def test_the_predicted_error_is_close_to_the_measured_one(name: str, options: di
     predicted = only(name, ops=80, **options).sides["tailcut"]
     assert measured.nmse_is_measured
     assert not predicted.nmse_is_measured
-    assert predicted.nmse == pytest.approx(measured.nmse, rel=0.25)
+    assert predicted.nmse == pytest.approx(measured.nmse, rel=0.3)  # raw at 1 % loss: of a few packets
 
 
 def test_a_quantizer_of_more_bits_errs_less() -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tailcut.mirror import LateCompletion
 from tailcut.policy.deadline import (
-    LEAST_LONG_MARGIN_S,
     LEAST_MARGIN_S,
     LEAST_SHARED_MARGIN_S,
+    LEAST_SURE_MARGIN_S,
     MARGIN,
     WARM_UP,
     fixed,
@@ -92,7 +92,7 @@ def test_short_ops_have_the_margin_that_a_host_needs() -> None:
     pilot = steering()
     play(pilot, 30, (0, 1e-5, 1e-5, 1e-5))
     assert pilot.bounds(1000).scatter_s == pytest.approx(LEAST_MARGIN_S, rel=1e-2)
-    assert pilot.bounds(1000, carried=False).scatter_s == pytest.approx(LEAST_LONG_MARGIN_S, rel=1e-2)
+    assert pilot.bounds(1000, carried=False).scatter_s == pytest.approx(LEAST_SURE_MARGIN_S, rel=1e-2)
 
 
 def test_both_stages_together_end_an_eighth_later_than_usual() -> None:
@@ -107,8 +107,10 @@ def test_on_one_host_ops_are_waited_for_twice_as_long() -> None:
     """It is its processors that they wait for. A rank that has not entered is left out as elsewhere."""
     pilot = Steering(rank=0, members=range(4), deadline_s=DEADLINE_S, one_host=True)
     play(pilot, 30)
-    assert pilot.bounds(1000).scatter_s == pytest.approx(2 * 0.1)
+    assert pilot.bounds(1000).scatter_s == pytest.approx(0.1 + LEAST_SHARED_MARGIN_S)
     assert pilot.bounds(1000).absent_s > 0
+    play(pilot, 30, (0, 0.4, 0.4, 0.4))
+    assert pilot.bounds(1000).scatter_s == pytest.approx(2 * 0.4)
     play(pilot, 30, (0, 1e-4, 1e-4, 1e-4))
     assert pilot.bounds(1000).scatter_s > LEAST_SHARED_MARGIN_S
 
@@ -157,7 +159,19 @@ def test_a_rank_alone_among_silent_ones_learns_nothing() -> None:
     play(pilot, 30)
     before_s = pilot.bounds(1000).scatter_s
     play(pilot, 30, (0, NEVER, NEVER, NEVER), silent=[1, 2, 3], majority_entered_s=0.0)
+    play(pilot, 1)
     assert pilot.bounds(1000).scatter_s == before_s
+
+
+def test_a_rank_whose_port_is_closed_waits_no_longer_than_usual() -> None:
+    """Nothing will come in time, and the others wait until this rank says that it has no mean."""
+    pilot = steering()
+    pilot.hurried = False
+    play(pilot, 30)
+    play(pilot, 1, (0, NEVER, NEVER, NEVER), silent=[1, 2, 3], majority_entered_s=0.0)
+    bounds = pilot.bounds(1000)
+    assert bounds.scatter_s == pytest.approx(0.1)
+    assert bounds.scatter_s + bounds.gather_s == pytest.approx(0.2)
 
 
 def test_a_rank_that_is_not_awaited_changes_no_bound() -> None:

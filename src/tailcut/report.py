@@ -216,11 +216,17 @@ def _from_native(
     )
 
 
-def _gone_frac(links: tuple[Link, ...], own: int) -> float:
-    """Of the means that did not come from others, the share whose owner is silent or has left. Whoever hears
-    none of several has a closed port itself: they are there, and their means come when it opens."""
+def hears_nobody(links: Sequence[Link], own: int) -> bool:
+    """Whether none of several others is heard, though they have not left. It is the port of this rank that is
+    closed then: they are there, and what they send comes when it opens."""
     others = [link for rank, link in enumerate(links) if rank != own]
-    deaf = len(others) > 1 and all(link.silent for link in others if not link.left)
+    return len(others) > 1 and all(link.silent for link in others if not link.left)
+
+
+def _gone_frac(links: Sequence[Link], own: int) -> float:
+    """Of the means that did not come from others, the share whose owner is silent or has left."""
+    deaf = hears_nobody(links, own)
+    others = [link for rank, link in enumerate(links) if rank != own]
     missing = sum(link.gather.missing + link.gather.empty for link in others)
     gone = sum(
         link.gather.missing + link.gather.empty for link in others if link.left or (link.silent and not deaf)

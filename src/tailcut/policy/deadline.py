@@ -48,7 +48,8 @@ jitter: the network may have made them slow."""
 
 LEAST_MARGIN_S = 0.010
 LEAST_LONG_MARGIN_S = 0.050
-LEAST_SHARED_MARGIN_S = 0.100
+LEAST_SURE_MARGIN_S = 0.075
+LEAST_SHARED_MARGIN_S = 0.200
 """Hosts at times do not get to run for this long, and the pace of short ops varies by as much. Ranks that
 share a host, and more of them than it has cores, wait for each other far longer."""
 
@@ -74,7 +75,9 @@ class Wait(NamedTuple):
 HURRIED = Wait(USUAL_PERCENT, MARGIN, LEAST_MARGIN_S)
 CALM = Wait(USUAL_PERCENT, LONG_MARGIN, LEAST_LONG_MARGIN_S)
 """What is late has cost too much of the budget."""
-SURE = Wait(SURE_PERCENT, MARGIN, LEAST_LONG_MARGIN_S)
+DEAF = Wait(USUAL_PERCENT, 0.0, 0.0)
+"""The own port is closed: nothing will come in time, and the others wait until they hear from this rank."""
+SURE = Wait(SURE_PERCENT, MARGIN, LEAST_SURE_MARGIN_S)
 """Nothing is carried."""
 SHARED = Wait(SURE_PERCENT, LONG_MARGIN, LEAST_SHARED_MARGIN_S)
 """All ranks are on one host: they wait for its processors, and no network is to blame."""
@@ -153,7 +156,7 @@ class OpBound:
         skew_s = min(most_skew_s, self._lag.at(SKEW_PERCENT) - self._lag.at(USUAL_PERCENT))
         scatter_s, whole_s = self.scatter.bound_s(wait, skew_s), self.whole.bound_s(wait, skew_s)
         # If t_B closes SCATTER, all bytes of the mean may have to move afterwards: as many as before.
-        gather_s = max(whole_s - scatter_s, self.scatter.at(wait.percent), wait.least_s)
+        gather_s = max(whole_s - scatter_s, self.scatter.at(wait.percent), LEAST_MARGIN_S)
         return min(longest_s[0], scatter_s), min(longest_s[1], gather_s)
 
 

@@ -13,12 +13,12 @@ from statistics import median_low
 
 from tailcut import _native
 from tailcut.mirror import Ending, Link, Stage, StageReport
-from tailcut.policy.deadline import CALM, HURRIED, SHARED, SURE, WINDOW, OpBound, Wait, fixed, to_native
+from tailcut.policy.deadline import CALM, DEAF, HURRIED, SHARED, SURE, WINDOW, OpBound, Wait, fixed, to_native
 from tailcut.policy.early_exit import LEAST_GRACE_S, EarlyExit
 from tailcut.policy.incast import LOSS_LOW, Incast
 from tailcut.policy.standing import Standings
 from tailcut.policy.straggler import LATE_SHARE, Stragglers, arrivals_s, is_awaited, judge, median_of
-from tailcut.report import Report, Verdict
+from tailcut.report import Report, Verdict, hears_nobody
 from tailcut.stats import OpBounds, Standing
 
 GUESS_FACTOR = 2.0
@@ -79,6 +79,7 @@ class Steering:
         self._standings = Standings(len(members), straggler_share)
         self._alarms: list[str] = []
         self._step_s = 0.0  # the usual time from an op of a bucket to the next; 0: not known
+        self._deaf = False  # its own port was closed in the latest op
         self.hurried = True
         """Set from outside: the budget has room for what is not waited for."""
         self.patient = False
@@ -97,6 +98,8 @@ class Steering:
         """The bounds of the next op of this size (``size_of``). ``carried``: what is late comes later."""
         hurried = carried and self.hurried
         wait = SHARED if self._one_host else HURRIED if hurried else CALM if carried else SURE
+        if self._deaf and carried and not self._one_host:
+            wait = DEAF
         known = self._sizes.get(size) or self._new_size()
         scatter_s, gather_s = self._guess_s(size, known, wait)
         return self._longest._replace(
@@ -147,6 +150,7 @@ class Steering:
         verdicts."""
         if report.status == "behind":
             return report
+        self._deaf = hears_nobody(report.links, self._place)
         self._learn_late(report)
         known = self._size(report.size)
         came_s = arrivals_s(report.links, "scatter", self._place)
@@ -199,6 +203,8 @@ class Steering:
     def _learn_bound(self, report: Report, known: _Size) -> None:
         scatter, gather = report.scatter, report.gather
         start_s = scatter.began_s
+        if self._deaf:
+            return  # a closed port says nothing of the network
         if start_s is None or scatter.ended_s is None or gather.ended_s is None:
             return  # the cap closed it before half of the ranks were there
         others = [link for place, link in enumerate(report.links) if place != self._place and not link.silent]
