@@ -32,7 +32,7 @@ setup: $(STAMPS)/dev $(STAMPS)/package ## everything for development, in .venv
 demo: $(STAMPS)/demo $(STAMPS)/package ## train over Gloo, fp16 and tailcut on a testbed; ends with a report (4 minutes)
 	@$(VENV)/bin/tailcut demo $(DEMO)
 
-test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run the tests, but not those of test-long and test-frameworks (20 minutes on two cores)
+test: $(STAMPS)/dev $(STAMPS)/package lint ## lint, then run the tests, but not those of test-long and test-frameworks (10 minutes on two cores)
 	@echo "==> tests that are marked long are left OUT: make test-long"
 	@$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long"
 

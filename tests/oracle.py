@@ -198,6 +198,11 @@ class Deliveries:
                 table_bytes = packet.stated_payload_bytes - 8 * granules * planes
                 left = bits_left(granules, planes, table_bytes, payload)
                 bits = left[left > 0]
+            refined = packet.gather and (
+                scenario.codec == "raw" or (scenario.late == "carry" and scenario.buckets)
+            )
+            if scenario.resend and not refined and not packet.empty and len(bits) < granules:
+                bits = bits[:0]  # it is taken in when it comes again
             completes = packet.gather and whole and not packet.empty and scenario.codec == "raw"
             run = Run(packet.at_ns, packet.first // GRANULE, bits, packet.empty, completes)
             self._runs[packet.seq, packet.gather, packet.source, packet.destination].append(run)

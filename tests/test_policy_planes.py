@@ -282,6 +282,7 @@ def test_in_a_thousand_ops_the_choice_changes_at_most_three_times() -> None:
         ("clean", {}),
         ("lossy-1", {"loss": 0.01}),
         ("trim-50", {"trim": 0.5, "trim_to_bytes": 214, "trim_bytes": 256}),
+        ("trim-50, not told", {"trim": 0.5, "trim_to_bytes": 214}),
     ],
 )
 def test_the_budget_is_kept(name: str, network: dict) -> None:
@@ -301,3 +302,17 @@ def test_the_budget_is_kept(name: str, network: dict) -> None:
         mean = np.mean(np.asarray(simulation.inputs[op], np.float64), axis=0)
         errors += [np.sum((r - mean) ** 2) / np.sum(mean**2) for r in simulation.results[op]]
     assert np.mean(errors) <= 1.1 * BUDGET
+
+
+def test_what_trimming_leaves_out_of_packets_comes_again_in_time() -> None:
+    """Nobody has said what the switch leaves, so packets hold more than it does."""
+    simulation = simulate(
+        Scenario(
+            ranks=4, length=1 << 16, ops=10, buckets=1, codec="planes", planes=2, packet_bytes=1408, trim=0.5,
+            trim_to_bytes=214, deadline_s=1.0,
+        )
+    )  # fmt: skip
+    reports = [report for rank in range(4) for report in simulation.reports(rank)]
+    assert sum(report.traffic.trimmed_packets for report in reports) > 100
+    assert all(report.status == "complete" and not report.scatter.missing for report in reports)
+    assert max(report.elapsed_s for report in reports) < 0.1

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deliveries, "PATIENCE_S", 20.0)
 
 
-def replay(simulation: Simulation, ledger: Ledger) -> dict[tuple[int, int], np.ndarray]:
-    """The results by op and rank, from the inputs and the ledgers alone."""
+def replay(
+    simulation: Simulation, ledger: Ledger, note_input: Callable[..., None] = lambda *_: None
+) -> dict[tuple[int, int], np.ndarray]:
+    """The results by op and rank, from the inputs and the ledgers alone. ``note_input`` is told of what each
+    rank enters with."""
     script, exchange, scenario = Script(ledger), MemoryExchange(), simulation.scenario
     results: dict[tuple[int, int], np.ndarray] = {}
     residues: dict[tuple[int, int], np.ndarray] = {}
@@ -101,6 +105,7 @@ def replay(simulation: Simulation, ledger: Ledger) -> dict[tuple[int, int], np.n
             bucket = simulation.inputs[recorded.seq][rank].copy()
             results[recorded.seq, rank] = bucket
             residue = residue_of(recorded.seq, rank)
+            note_input(rank, recorded.seq, bucket, residue)
             assert player.begin(recorded.seq, bucket, tag_in(recorded.seq), residue) is recorded
             flying.append(recorded)
         killed_in = [seq for seq, op in script.ranks[rank].unended.items() if op.entered]
@@ -295,17 +300,16 @@ def test_a_rank_that_was_killed_is_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", ["raw", "planes"])
 def test_a_single_op_is_computed_again_from_its_file(codec: str, tmp_path: Path) -> None:
-    # The lane of a replay stores inputs with what coding took before. Here there is none.
-    scenario = replace(BAD, codec=codec, compute_s=COMPUTE, deadline_s=0.004, residue="discard")
+    scenario = replace(BAD, codec=codec, compute_s=COMPUTE, deadline_s=0.004)
     simulation = simulate(scenario)
-    script = Script(ledger_of(simulation))
+    ledger = ledger_of(simulation)
+    script = Script(ledger)
     late = (entry for own in script.ranks.values() for entry in own.late.items())
     seq = max(seq for seq, of_op in late if any(parts.stage == "scatter" for parts in of_op))
     assert len(single.ops_behind(script, seq)) > 1
-    for rank in script.ranks:
-        dump = single.Dump(tmp_path / "op", seq, script, rank)
-        for op, buckets in enumerate(simulation.inputs):
-            dump.note_input(op, buckets[rank])
+    dumps = {rank: single.Dump(tmp_path / "op", seq, script, rank) for rank in script.ranks}
+    replay(simulation, ledger, lambda rank, *entered: dumps[rank].note_input(*entered))
+    for rank, dump in dumps.items():
         dump.write(simulation.results[seq][rank])
     single.join(tmp_path / "op", script.ranks)
     stored = single.read(tmp_path / "op")
@@ -332,7 +336,7 @@ def test_a_single_op_of_a_run_in_which_a_rank_died_is_computed_again(tmp_path: P
         for rank, own in script.ranks.items():
             dump = single.Dump(tmp_path / f"op{seq}", seq, script, rank)
             for entered in sorted(record.seq for record in own.by_seq.values() if record.entered):
-                dump.note_input(entered, simulation.inputs[entered][rank])
+                dump.note_input(entered, simulation.inputs[entered][rank], None)
             if rank != 2:
                 dump.write(simulation.results[seq][rank])
         single.join(tmp_path / f"op{seq}", script.ranks)

@@ -140,6 +140,27 @@ def test_of_what_nobody_applied_nothing_comes(tmp_path: Path) -> None:
     assert not echo(tmp_path / "auto")[0].any()
 
 
+@pytest.mark.parametrize("planes", [1, 2])
+def test_it_comes_once_however_many_contribute(planes: int, tmp_path: Path) -> None:
+    """One of two ranks only takes the means of most ops. What is carried must not grow by that."""
+    ops, length = 40, 4096
+    random = np.random.default_rng(2)
+    due, applied = np.zeros(length), np.zeros(length)
+    with open_groups(tmp_path, 2, codec="planes", planes=planes, residue="carry", deadline_s=60.0) as groups:
+        for op in range(ops):
+            each = random.standard_normal((2, length)).astype(np.float32) * (op < ops - 15)
+            alone = op % 8 != 0 and op < ops - 15
+            due += each[0] if alone else each.mean(0)
+            works = [
+                group.allreduce(bucket, key="bucket", contribute=not (alone and group.rank == 1))
+                for group, bucket in zip(groups, each, strict=True)
+            ]
+            assert all(work.wait().status == "complete" for work in works)
+            applied += each[0]
+            assert np.square(each[0]).mean() < 10
+    assert nmse(applied, due) < (0.1 if planes == 1 else 0.02)
+
+
 def test_buckets_that_went_out_of_use_take_no_memory() -> None:
     residues = Residues()
     residues.of("of the first step", 10, 0.0)[:] = 1

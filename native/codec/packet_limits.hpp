@@ -10,9 +10,13 @@
 
 namespace tailcut::codec {
 
+// What switches that trim commonly leave of a payload, of 256 bytes of a frame.
+inline constexpr std::uint32_t kCommonTrimBytes = 256 - (14 + 20 + 8) - wire::kHeaderBytes;
+
 struct PacketLimits {
     std::uint32_t payload_bytes = 0;
-    std::uint32_t trim_payload_bytes = 0;  // what a switch leaves of a payload; 0: nothing trims
+    // What a switch leaves of a payload; 0: it is not known that any trims.
+    std::uint32_t trim_payload_bytes = 0;
 
     // Lowers these limits to what the other path carries as well. payload_bytes 0 means that nothing is known
     // yet.
@@ -34,10 +38,10 @@ struct PacketLimits {
         const auto table = static_cast<std::uint32_t>(wire::gain_table_bytes(planes, true));
         const std::uint32_t room = payload_bytes - std::min(table, payload_bytes);
         std::uint32_t most = std::min(kInBlock, room / (8 * static_cast<std::uint32_t>(planes)));
-        if (trim_payload_bytes > 0) {
-            const std::uint32_t first_plane = trim_payload_bytes / 8;
-            const std::uint32_t all_planes = (trim_payload_bytes - std::min(table, trim_payload_bytes)) /
-                                             (8 * static_cast<std::uint32_t>(planes));
+        if (const std::uint32_t left = trim_payload_bytes || !whole ? trim_payload_bytes : kCommonTrimBytes) {
+            const std::uint32_t first_plane = left / 8;
+            const std::uint32_t all_planes =
+                (left - std::min(table, left)) / (8 * static_cast<std::uint32_t>(planes));
             most = std::min(most, whole ? std::max(all_planes, std::min(1u, first_plane)) : first_plane);
         }
         if (most == 0) return 0;

@@ -70,6 +70,7 @@ private:
     sim::HostFreezes freezes_;
     const sim::HostHangs hangs_;
     std::vector<Host> hosts_;
+    std::vector<float> elided_residue_;  // of all buckets: nobody reads it
     std::vector<Datagram> datagrams_;
     std::vector<std::uint32_t> free_datagrams_;
     std::vector<std::byte> damaged_, elided_;  // scratch
@@ -114,6 +115,10 @@ Sim::Sim(const SimSpec& spec, const std::vector<std::vector<std::span<float>>>& 
     result_.reports.resize(spec.ranks);
     result_.closed_at.assign(spec.ranks, kNever);
     open_hosts_ = spec.ranks;
+    if (spec.elided && spec.residues)
+        for (const auto& op : buckets)
+            for (const auto& bucket : op)
+                elided_residue_.resize(std::max(elided_residue_.size(), bucket.size()));
     for (std::uint32_t k = 0; k < spec.state_deeds.size(); ++k) {
         ++hosts_[spec.state_deeds[k].rank].deeds_to_do;
         network_.alarm(spec.state_deeds[k].at, spec.state_deeds[k].rank, kState, k);
@@ -254,8 +259,9 @@ void Sim::enter(Rank rank) {
     Terms terms = spec_.decide ? spec_.decide(rank, now(), length) : fixed_terms(rank);
     if (spec_.buckets > 0) terms.key = 1 + op % spec_.buckets;
     if (spec_.residues && terms.key != 0) {
-        host.residues[terms.key].resize(length);
-        terms.residue = host.residues[terms.key];
+        auto& residue = spec_.elided ? elided_residue_ : host.residues[terms.key];
+        if (!spec_.elided) residue.resize(length);
+        terms.residue = std::span(residue).first(length);
     }
     terms.reliable = spec_.reliable;
     if (!spec_.loss_scale_tags.empty()) terms.loss_scale_tag = spec_.loss_scale_tags[op];

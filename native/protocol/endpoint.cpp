@@ -217,6 +217,10 @@ void Endpoint::on_data(Time now, const wire::Header& header, std::span<const std
     }
     if (header.seq >= ops_.next_seq() && header.seq - ops_.next_seq() >= settings_.window_ops)
         return accounts_.reject(wire::Reject::kSeq);
+    // If trimming has left out some of a packet that is taken in once, that is when it comes again.
+    const bool refined = header.stage() == wire::Stage::kGather &&
+                         (header.codec == wire::Codec::kRaw || (settings_.carry && header.key != 0));
+    if (settings_.resend && !refined && wire::lacks_granules(header, payload.size())) payload = {};
     if (const auto reason = ops_.deliver(now, header, payload)) {
         if (reason == wire::Reject::kPool) outbox_.refuse(header);
         accounts_.reject(*reason);

@@ -260,4 +260,8 @@ std::uint32_t delivered_granules(const Header& header, std::size_t payload_bytes
     return static_cast<std::uint32_t>(std::min<std::size_t>(granules(header), payload_bytes / first_bits));
 }
 
+bool lacks_granules(const Header& header, std::size_t payload_bytes) {
+    return !header.empty() && delivered_granules(header, payload_bytes) < granules(header);
+}
+
 }  // namespace tailcut::wire

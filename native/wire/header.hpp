@@ -170,5 +170,7 @@ std::size_t stated_payload_bytes(const Header& header);
 // payload came. A raw granule counts if it is whole; with planes, a granule counts if its word of plane 1
 // came.
 std::uint32_t delivered_granules(const Header& header, std::size_t payload_bytes);
+// Whether trimming has left out some of its granules.
+bool lacks_granules(const Header& header, std::size_t payload_bytes);
 
 }  // namespace tailcut::wire

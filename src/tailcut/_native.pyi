@@ -351,6 +351,9 @@ class Energies:
     def mean_quantized(self) -> float: ...
 
     @property
+    def mean_carried(self) -> float: ...
+
+    @property
     def received(self) -> float: ...
 
     @property

@@ -160,8 +160,8 @@ class Config:
     trim_bytes: int = _setting("trim_bytes", int, 0, _zero_or(_between(LEAST_TRIM_BYTES, 65_535)))
     """The shortest frame that a switch leaves of a trimmed packet; switches that trim commonly leave 256.
     Packets then hold so few coordinates that the first plane of all of them is kept. The least value holds
-    the headers and the first plane of 64 coordinates. 0 says that nothing trims, as on nearly all networks,
-    and packets fill the MTU."""
+    the headers and the first plane of 64 coordinates. 0 says that this is not known: packets fill the MTU
+    until some are trimmed, and then, with ``planes=0``, fit 256 bytes of a frame."""
 
     receive_uncorrected: bool = _setting("receive_uncorrected", flag, False, _YES_OR_NO)
     """Whether to receive, by an AF_PACKET socket, also what a switch trims without correcting its lengths.
@@ -182,9 +182,9 @@ class Config:
 
     drift_bound: float = _setting("drift_bound", float, 1e-2, _at_least(0), agreed=True)
     """With ``attach``: how far a replica may be from the others, relative to the norm of its parameters.
-    Blocks that differ are copied in turns, and all at once when this is exceeded (docs/resync.md). Late
-    parts that are still to come make a few thousandths of it. A lower value copies sooner; 0 compares and
-    copies nothing."""
+    Blocks that differ are copied in turns, and all at once when half of this is exceeded (docs/resync.md).
+    Late parts that are still to come make a few thousandths of the norm. A lower value copies sooner; 0
+    compares and copies nothing."""
 
     resend: bool = _setting("resend", flag, True, _YES_OR_NO)
     """Whether lost packets are sent again while their stage is open. Without it, what is lost stays lost."""

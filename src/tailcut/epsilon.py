@@ -120,6 +120,7 @@ def quality_of(
     averaged = rows if e.coords else 1
     count = rows * e.contributed / e.sampled  # the number of contributions in a mean
     contributed = e.contributed * rows / averaged
+    coding = CARRIED_CODING if coding_carried else 1.0
     quantized, trimmed, correlation = _coding_errors(e, count, contributed, averaged)
     spread = (1 - correlation) * contributed / rows  # the energy of one contribution around the mean
     missing = spread * max(0.0, e.sampled / e.contributed - 1 / live)
@@ -130,7 +131,7 @@ def quality_of(
     whole = mean + received  # the own shard does not travel
     return Quality(
         Epsilon(
-            quantized=(CARRIED_CODING if coding_carried else 1) * (quantized + e.mean_quantized) / mean,
+            quantized=(coding * quantized + e.mean_quantized - (1 - CARRIED_CODING) * e.mean_carried) / mean,
             trimmed=trimmed / mean + e.received_trimmed / whole,
             **untimely(missing / mean + void / whole, lost / whole),
             absent=absent / max(least, mean - absent),

@@ -69,7 +69,7 @@ class Stats:
     partial_ops: int = 0
     """Ops that ended before all means had come, because of the deadline or a bound derived from it."""
     lossy_ops: int = 0
-    """Ops with zeros in the result because a mean did not come or was EMPTY."""
+    """Ops of which a part of some mean did not come in time or was EMPTY (``lost_coordinates``)."""
     short_means: int = 0
     """Ops in which this rank, as owner, computed a mean without a part of some rank's contribution."""
     behind_ops: int = 0

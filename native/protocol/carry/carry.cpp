@@ -99,7 +99,9 @@ std::optional<wire::Reject> Carry::contribute(const Plan& plan, const wire::Head
         if (!shard) return wire::Reject::kLate;  // all of it has come, or it is too old
         const auto reason = shard->put(header, payload);
         if (reason == wire::Reject::kPool && evict()) continue;
-        if (reason && reason != wire::Reject::kDuplicate) counters_.dropped_late_coords += header.count;
+        const bool comes_again = payload.empty();  // it was trimmed
+        if (reason && reason != wire::Reject::kDuplicate && !comes_again)
+            counters_.dropped_late_coords += header.count;
         if (!reason && keeps_log_ && payload.size() < wire::stated_payload_bytes(header))
             log_.cuts.push_back({plan.seq, wire::Stage::kScatter, header.source, header.first / kGranule,
                                  (header.count + kGranule - 1u) / kGranule,

@@ -187,11 +187,14 @@ std::uint64_t LateShard::unused_coords() const {
 
 // ---- raw --------------------------------------------------------------------------------------------------
 
-void RawLateShard::put_own(std::span<const float> bucket_shard) {
-    if (codec::has_non_finite(bucket_shard)) return abstain(context_.shape.self);
+bool RawLateShard::put_own(std::span<const float> bucket_shard) {
+    if (codec::has_non_finite(bucket_shard)) {
+        abstain(context_.shape.self);
+        return true;
+    }
     const auto values = grown(context_.scratch.own, std::size_t{granules_} * kGranule);
     std::fill(std::copy(bucket_shard.begin(), bucket_shard.end(), values.begin()), values.end(), 0.0f);
-    put(context_.shape.self, 0, granules_, values.data());
+    return put(context_.shape.self, 0, granules_, values.data());
 }
 
 void RawLateShard::decode(const wire::Header&, std::span<const std::byte> payload, std::span<float> values) {
@@ -206,8 +209,11 @@ void RawLateShard::add_values(std::span<float> values, std::uint32_t, float fact
 
 // ---- planes -----------------------------------------------------------------------------------------------
 
-void PlanesLateShard::put_own(std::span<const float> bucket_shard) {
-    if (codec::has_non_finite(bucket_shard)) return abstain(context_.shape.self);
+bool PlanesLateShard::put_own(std::span<const float> bucket_shard) {
+    if (codec::has_non_finite(bucket_shard)) {
+        abstain(context_.shape.self);
+        return true;
+    }
     const codec::Blocks blocks(plan_.layout.length(shard_));
     for (std::uint64_t at = 0; at < blocks.padded();) {
         const codec::BlockSpan block = blocks.of(static_cast<std::uint32_t>(at));
@@ -216,9 +222,11 @@ void PlanesLateShard::put_own(std::span<const float> bucket_shard) {
             block.begin, std::min<std::size_t>(block.length, bucket_shard.size() - block.begin));
         std::fill(std::copy(there.begin(), there.end(), values.begin()), values.end(), 0.0f);
         codec::rotate(values, values, keys_.of(block));
-        put(context_.shape.self, block.first_granule(), block.last_granule(), values.data());
+        if (!put(context_.shape.self, block.first_granule(), block.last_granule(), values.data()))
+            return false;
         at = std::uint64_t{block.begin} + block.length;
     }
+    return true;
 }
 
 void PlanesLateShard::decode(const wire::Header& header, std::span<const std::byte> payload,

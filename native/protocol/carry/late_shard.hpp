@@ -42,8 +42,8 @@ public:
     std::optional<wire::Reject> put(const wire::Header& header, std::span<const std::byte> payload);
     // Values of a rank that did not come in a packet: [first, last) of the shard, as far as they are awaited.
     bool put(Rank rank, std::uint32_t first, std::uint32_t last, const float* values);
-    // The own contribution, as the bucket has it.
-    virtual void put_own(std::span<const float> bucket_shard) = 0;
+    // The own contribution, as the bucket has it. Returns false if there is no memory for it.
+    virtual bool put_own(std::span<const float> bucket_shard) = 0;
     void abstain(Rank rank) { awaited_[rank] = GranuleSet(granules_); }
 
     // Whether something has come in [first, last) that no op has used, and that `user` may.
@@ -104,7 +104,7 @@ private:
 class RawLateShard final : public LateShard {
 public:
     using LateShard::LateShard;
-    void put_own(std::span<const float> bucket_shard) override;
+    bool put_own(std::span<const float> bucket_shard) override;
 
 private:
     void decode(const wire::Header& header, std::span<const std::byte> payload,
@@ -117,7 +117,7 @@ class PlanesLateShard final : public LateShard {
 public:
     PlanesLateShard(const OpContext& context, const Plan& plan)
         : LateShard(context, plan), keys_(context.shape.seed, plan.seq, shard_) {}
-    void put_own(std::span<const float> bucket_shard) override;
+    bool put_own(std::span<const float> bucket_shard) override;
 
 private:
     void decode(const wire::Header& header, std::span<const std::byte> payload,
@@ -132,7 +132,7 @@ private:
 class ElidedLateShard final : public LateShard {
 public:
     using LateShard::LateShard;
-    void put_own(std::span<const float>) override { put(context_.shape.self, 0, granules_, nullptr); }
+    bool put_own(std::span<const float>) override { return put(context_.shape.self, 0, granules_, nullptr); }
 
 private:
     void decode(const wire::Header&, std::span<const std::byte>, std::span<float>) override {}

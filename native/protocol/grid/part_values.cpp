@@ -194,7 +194,7 @@ bool PartReduction::reduce_stripe(const codec::Stripe& stripe, const std::vector
         mean.scales.push_back(codec::scale_of_mean(mean.block(s), std::size_t{present} * kGranule,
                                                    averaged[b].gaussian, averaged[b].even));
     }
-    encode(spans, mean, energies, runs);
+    encode(spans, mean, energies, std::vector<bool>(spans.blocks.size()), runs);
     return mean.non_finite();
 }
 

@@ -69,14 +69,19 @@ void Op::enter(Time now, Ticket ticket, std::span<float> bucket, const Terms& te
     owned_->enter(now, bucket.data() + plan_.layout.begin(own_shard()), contributing, gather_);
 }
 
-// Rule 9: what coding has taken from the bucket's last op joins the contribution, and the op leaves its own there.
+// What coding has taken from the bucket's last op joins the contribution, and the op leaves its own there. Where this rank
+// is the owner, the reduction does that.
 void Op::take_in(std::span<float> residue) {
     if (residue.empty()) return;
-    for (std::size_t k = 0; k < residue.size(); ++k) bucket_[k] += residue[k];
-    std::fill(residue.begin(), residue.end(), 0.0f);
     residue_ = contributions_->residue = residue;
-    owned_->values().residue =
-        residue.subspan(plan_.layout.begin(own_shard()), plan_.layout.length(own_shard()));
+    const std::size_t begin = plan_.layout.begin(own_shard()), end = begin + plan_.layout.length(own_shard());
+    owned_->values().residue = residue.subspan(begin, end - begin);
+    const auto join = [&](std::size_t first, std::size_t last) {
+        for (std::size_t k = first; k < last; ++k) bucket_[k] += std::exchange(residue[k], 0.0f);
+    };
+    if (context_.elided) return;
+    join(0, begin);
+    join(end, residue.size());
 }
 
 std::optional<wire::Reject> Op::scatter(Time now, const wire::Header& header,

@@ -299,7 +299,10 @@ void OwnedShard::put_off_alone() {
         if (!alone) continue;
         arrived_[shape_.self].clear(first, last);
         context_.carry.await(context_, plan_, values_->loss_scale_tag, first, last, arrived_, abstains_, {});
-        found = true;
+        if (context_.carry.late_shard(plan_))
+            found = true;
+        else  // there is no memory for it
+            arrived_[shape_.self].set(first, last);
     }
     if (!found) return;
     last_came_[shape_.self] = true;  // this rank was there

@@ -339,8 +339,11 @@ void Outbox::hear(Time now, const wire::Header& header, std::size_t bytes) {
     arrivals.note(now, header);
     bool due = header.flags & wire::kReplyWanted;
     if (header.type == wire::Type::kData) {
-        const bool cut = bytes - wire::kHeaderBytes < wire::stated_payload_bytes(header);
-        if (cut && header.stage() == wire::Stage::kGather && settings_.carry && header.key != 0)
+        const std::size_t payload_bytes = bytes - wire::kHeaderBytes;
+        const bool cut = payload_bytes < wire::stated_payload_bytes(header);
+        if (settings_.resend && wire::lacks_granules(header, payload_bytes))
+            arrivals.refuse(header.number);  // it counts as lost
+        else if (cut && header.stage() == wire::Stage::kGather && settings_.carry && header.key != 0)
             arrivals.note_cut(header.number);
         shares_.count(now, header.source, bytes);
         // The cost as the source charged it, even if a switch has trimmed the packet.

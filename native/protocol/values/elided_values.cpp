@@ -182,6 +182,8 @@ void ElidedPlanesReduction::note(std::uint32_t first, std::uint32_t last,
         energies_.quantized += codec::nominal_noise(sent_planes_) * mean * (1 - sampled / contributed);
     energies_.planes += contributed * sent_planes_;
     energies_.mean_quantized += codec::nominal_noise(coding_.planes) * mean;
+    if (!residue.empty() && arrived[context_.shape.self].any(first, last))
+        energies_.mean_carried += codec::nominal_noise(coding_.planes) * mean;
 }
 
 bool ElidedPlanesReduction::needs_gains(const codec::Stripe& stripe,

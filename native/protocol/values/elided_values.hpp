@@ -57,7 +57,12 @@ public:
           memory_(std::move(memory)),
           compacted_(!memory_ || plan.layout.shard_stride() * (plan.layout.ranks - 1u) == 0) {}
 
-    void enter(float*, const Coding&) override {}
+    void enter(float*, const Coding&) override { entered_ = true; }
+    // Nothing that has come is kept; the own contribution is there from the entry on.
+    void hand_on(const std::vector<GranuleSet>&, const GranuleSet&) override {
+        LateShard* late = context_.carry.late_shard(plan_);
+        if (entered_ && late && !late->put_own({})) context_.carry.note_eviction();
+    }
     void offer(const wire::Header&, std::uint32_t, std::uint32_t, std::span<const std::byte>) override {}
     void save() override {}
     void take_over(std::span<const Run>, float*) const override {}
@@ -77,6 +82,7 @@ protected:
     const OpContext& context_;
     const Plan plan_;
     const Rank shard_;
+    bool entered_ = false;
 
 private:
     Block memory_;
@@ -106,7 +112,10 @@ class ElidedPlanesReduction : public ElidedReduction {
 public:
     ElidedPlanesReduction(const OpContext& context, const Plan& plan, const Coding& gather, Block memory);
 
-    void enter(float*, const Coding& gather) override { coding_ = gather; }
+    void enter(float* bucket_shard, const Coding& gather) override {
+        ElidedReduction::enter(bucket_shard, gather);
+        coding_ = gather;
+    }
     void offer(const wire::Header& header, std::uint32_t, std::uint32_t,
                std::span<const std::byte>) override {
         sent_planes_ = header.planes;
@@ -115,6 +124,10 @@ public:
                 std::vector<Run>& runs) override;
     std::uint32_t packet(Destination to, const Run& run, Outgoing& out) const override;
     std::size_t mean_floats() const override;
+    std::uint32_t unit_end(std::uint32_t granule) const override {
+        const codec::SendOrder order = send_order();
+        return order.first_granule(order.stripe_of_granule(granule) + 1);
+    }
 
 protected:
     virtual void reduce_stripe(const codec::Stripe& stripe, const std::vector<GranuleSet>& arrived,

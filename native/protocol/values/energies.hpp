@@ -24,8 +24,8 @@ struct Energies {
     double coords = 0, void_coords = 0;
     // SCATTER, at the sender: error of its contributions, and what it would be if their blocks were Gaussian.
     double sent_noise = 0, sent_nominal = 0;
-    // GATHER, at the owner: error caused by the planes of the mean.
-    double mean_quantized = 0;
+    // GATHER, at the owner: error caused by the planes of the mean, and how much of it the next op brings back.
+    double mean_quantized = 0, mean_carried = 0;
     // GATHER, at the receiver: energy of the other owners' means, and the errors caused by trimming and by
     // loss.
     double received = 0, received_trimmed = 0, received_lost = 0;
@@ -46,6 +46,7 @@ struct Energies {
         visit("sent_noise", &Energies::sent_noise);
         visit("sent_nominal", &Energies::sent_nominal);
         visit("mean_quantized", &Energies::mean_quantized);
+        visit("mean_carried", &Energies::mean_carried);
         visit("received", &Energies::received);
         visit("received_trimmed", &Energies::received_trimmed);
         visit("received_lost", &Energies::received_lost);

@@ -89,54 +89,58 @@ bool PlanesReduction::reduce_stripe(const codec::Stripe& stripe, const std::vect
     const Own own = own_stripe(stripe, arrived);
     codec::RotatedStripe mean{stripe.blocks, grown(context_.scratch.stripe, coords), {}};
     std::vector<double> energies;
-    std::vector<float> weights;
+    std::vector<bool> residues;
     for (std::size_t b = 0; b < stripe.blocks.size(); ++b) {
         const auto z = mean.block(b);
         Averaged averaged = average_block(stripe.blocks[b], z, own, b, arrived);
         energies.push_back(averaged.present > 0 ? codec::sum_of_squares(z) : 0);
         note_mean(stripe.blocks[b], energies.back(), averaged.present);
-        if (abstains_ && memory_ && context_.carries(plan_) &&
-            carry_block(stripe.blocks[b], z, averaged, arrived))
+        if (carry_block(stripe.blocks[b], z, averaged, arrived, !own.values.scales.empty()))
             energies.back() = codec::sum_of_squares(z);
-        weights.push_back(averaged.weight);
+        residues.push_back(averaged.has_residue);
         mean.scales.push_back(codec::scale_of_mean(z, std::size_t{averaged.present} * kGranule,
                                                    averaged.gaussian, averaged.even));
     }
-    encode(stripe, mean, energies, runs);
+    encode(stripe, mean, energies, residues, runs);
     for (std::size_t b = 0; bucket_shard_ && b < stripe.blocks.size(); ++b) {
         apply(stripe.blocks[b], bucket_shard_);
-        if (!residue.empty() && coding_.planes <= kCarriedPlanes && !own.values.scales.empty())
-            note_residue(stripe.blocks[b], mean.block(b), mean.scales[b], weights[b]);
+        if (residues[b]) note_residue(stripe.blocks[b], mean.block(b), mean.scales[b]);
     }
     return mean.non_finite();
 }
 
-// It will be a part of the own contribution, among as many as there are members. These weigh less than the own one,
-// because they are coded.
+// Times the members, as what is late: so it is the same where others come to own the coordinates.
 void PlanesReduction::note_residue(const codec::BlockSpan& block, std::span<float> mean,
-                                   const codec::Scale& scale, float weight) {
+                                   const codec::Scale& scale) {
     if (scale.non_finite) return;
     codec::unrotate(mean, mean, keys_.of(block), std::ldexp(1.0f, -scale.exponent));
     const std::size_t length = std::min(block.length, plan_.layout.length(shard_) - block.begin);
-    const float all = weight * static_cast<float>(plan_.members());
+    const float members = coding_.planes <= kCarriedPlanes ? static_cast<float>(plan_.members()) : 0.0f;
     for (std::size_t k = 0; k < length; ++k)
-        residue[block.begin + k] = all * (mean[k] - bucket_shard_[block.begin + k]);
+        residue[block.begin + k] = members * (mean[k] - bucket_shard_[block.begin + k]);
 }
 
 bool PlanesReduction::carry_block(const codec::BlockSpan& block, std::span<float> mean, Averaged& averaged,
-                                  const std::vector<GranuleSet>& arrived) {
+                                  const std::vector<GranuleSet>& arrived, bool contributes) {
+    if (!abstains_ || !memory_ || !context_.carries(plan_)) return false;
     const std::uint32_t first = block.first_granule(), last = block.last_granule();
     context_.carry.await(context_, plan_, loss_scale_tag, first, last, arrived, *abstains_,
                          averaged.present > 0 ? std::span<const float>(mean) : std::span<const float>());
-    if (!context_.carry.any(plan_, first, last)) return false;
+    const bool late = context_.carry.any(plan_, first, last);
+    // It goes with the own contribution. A block that is EMPTY in part would keep a part of it, so that waits too.
+    averaged.has_residue = contributes && !residue.empty() && (late || averaged.present == last - first);
+    if (!late && !averaged.has_residue) return false;
     const auto sum = grown(context_.scratch.carried, block.length);
     std::fill(sum.begin(), sum.end(), 0.0f);
-    context_.carry.add_to(plan_, loss_scale_tag, first, last, sum);
+    if (late) context_.carry.add_to(plan_, loss_scale_tag, first, last, sum);
+    const std::size_t length = std::min(block.length, plan_.layout.length(shard_) - block.begin);
+    for (std::size_t k = 0; averaged.has_residue && k < length; ++k) sum[k] += residue[block.begin + k];
     codec::rotate(sum, sum, keys_.of(block));
     const auto members = static_cast<float>(plan_.members());
     for (std::size_t k = 0; k < sum.size(); ++k) mean[k] += sum[k] / members;
+    if (!late) return true;
     present_.set(first, last);
-    averaged = {last - first, false, false, averaged.weight};  // its gains are measured
+    averaged = {last - first, false, false, averaged.has_residue};  // its gains are measured
     return true;
 }
 
@@ -155,7 +159,8 @@ void PlanesReduction::hand_on(const std::vector<GranuleSet>& arrived, const Gran
             late->put(header, {slot(rank, piece.first), piece.payload_bytes});
         }
     }
-    if (bucket_shard_) late->put_own({bucket_shard_, plan_.layout.length(shard_)});
+    if (bucket_shard_ && !late->put_own({bucket_shard_, plan_.layout.length(shard_)}))
+        context_.carry.note_eviction();
 }
 
 PlanesReduction::Own PlanesReduction::own_stripe(const codec::Stripe& stripe,
@@ -168,12 +173,16 @@ PlanesReduction::Own PlanesReduction::own_stripe(const codec::Stripe& stripe,
 }
 
 void PlanesReduction::encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean,
-                             std::span<const double> energies, std::vector<Run>& runs) {
+                             std::span<const double> energies, const std::vector<bool>& residues,
+                             std::vector<Run>& runs) {
     const std::vector<codec::PacketRun> packets = cut_at_gaps(stripe, runs);
     if (packets.empty()) return;
     const auto coded =
         codec::encode_stripe(mean, packets, keys_, coding_.planes, mean_slot(stripe.first_granule()));
-    for (std::size_t b = 0; b < coded.size(); ++b) energies_.mean_quantized += coded[b].noise * energies[b];
+    for (std::size_t b = 0; b < coded.size(); ++b) {
+        energies_.mean_quantized += coded[b].noise * energies[b];
+        if (residues[b]) energies_.mean_carried += coded[b].noise * energies[b];
+    }
     for (const codec::PacketRun& packet : packets) {
         codec::PlanesHead head = coded[packet.block].head;
         head.granules = packet.last - packet.first;
@@ -193,17 +202,12 @@ PlanesReduction::Averaged PlanesReduction::average_block(const codec::BlockSpan&
                                                          const std::vector<GranuleSet>& arrived) {
     std::array<float, codec::kBlock / kGranule> weights{};
     const std::uint32_t granules = block.length / kGranule, begin = block.first_granule();
-    const auto contributions = [&](std::uint32_t granule) {
-        return static_cast<float>(std::ranges::count_if(
-            arrived, [&](const GranuleSet& contribution) { return contribution.test(granule); }));
-    };
     std::fill(mean.begin(), mean.end(), 0.0f);
     Averaged averaged{0, accumulate_block(block, mean, weights, own, index, arrived), true};
     averaged.even = std::all_of(weights.begin(), weights.begin() + granules,
                                 [&](float weight) { return weight == weights[0]; });
     for (std::uint32_t g = 0; g < granules; ++g) {
         if (weights[g] == 0) continue;
-        if (averaged.present == 0) averaged.weight = weights[g] / contributions(begin + g);
         ++averaged.present;
         present_.set(begin + g, begin + g + 1);
         for (float& value : mean.subspan(g * kGranule, kGranule)) value /= weights[g];

@@ -81,7 +81,7 @@ protected:
     struct Averaged {
         std::uint32_t present;  // granules
         bool gaussian, even;
-        float weight = 1;  // of a contribution, on average; the own one has 1
+        bool has_residue = false;  // that of the last mean is in it
     };
 
     // A packet of a contribution that stands for so many.
@@ -102,14 +102,15 @@ protected:
     // The mean of a block; notes in present_ what there is.
     Averaged average_block(const codec::BlockSpan& block, std::span<float> mean, const Own& own,
                            std::size_t index, const std::vector<GranuleSet>& arrived);
-    // Rule 9: notes who is missing in a block, and adds what is carried from earlier ops. Returns whether there was
-    // anything.
+    // Rule 9: notes who is missing in a block, and adds what is carried from earlier ops, late or taken by coding. Returns
+    // whether there was anything. `contributes`: the owner's own contribution is in the mean.
     bool carry_block(const codec::BlockSpan& block, std::span<float> mean, Averaged& averaged,
-                     const std::vector<GranuleSet>& arrived);
+                     const std::vector<GranuleSet>& arrived, bool contributes);
     void note_mean(const codec::BlockSpan& block, double energy, std::uint32_t present);
-    // The packets of a mean, of which present_ says what there is, and all of it as runs. `energies` by block.
+    // The packets of a mean, of which present_ says what there is, and all of it as runs. `energies`, and whether what
+    // coding takes will be carried, by block.
     void encode(const codec::Stripe& stripe, const codec::RotatedStripe& mean,
-                std::span<const double> energies, std::vector<Run>& runs);
+                std::span<const double> energies, const std::vector<bool>& residues, std::vector<Run>& runs);
     // The packet of the mean that begins there: returns where its bytes go.
     std::byte* add_packet(std::uint32_t first, const codec::PlanesHead& head);
     std::byte* mean_slot(std::uint32_t granule) const { return mean_ + granule * codec::kSlotBytes; }
@@ -120,9 +121,8 @@ protected:
                 head_at(granule).payload_bytes()};
     }
     void apply(const codec::BlockSpan& block, float* bucket_shard) const;
-    // After apply(): `mean` is the block before it was coded, and its contents are lost. `weight` as in Averaged.
-    void note_residue(const codec::BlockSpan& block, std::span<float> mean, const codec::Scale& scale,
-                      float weight);
+    // After apply(): `mean` is the block before it was coded, and its contents are lost.
+    void note_residue(const codec::BlockSpan& block, std::span<float> mean, const codec::Scale& scale);
 
     const OpContext& context_;
     const Plan plan_;

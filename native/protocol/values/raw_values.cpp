@@ -163,7 +163,8 @@ void RawReduction::hand_on(const std::vector<GranuleSet>& arrived, const Granule
             if (!codec::has_non_finite({values, coords})) late->put(rank, first, last, values);
         });
     }
-    if (late && bucket_shard_) late->put_own({bucket_shard_, plan_.layout.length(shard_)});
+    if (late && bucket_shard_ && !late->put_own({bucket_shard_, plan_.layout.length(shard_)}))
+        context_.carry.note_eviction();
 }
 
 std::uint32_t RawReduction::packet(Destination to, const Run& run, Outgoing& out) const {

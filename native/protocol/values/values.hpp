@@ -71,7 +71,8 @@ public:
         abstains_ = nullptr;
     }  // what is not final is given up: nothing is late, nothing is carried into it
     std::uint16_t loss_scale_tag = 0;  // of the op
-    // Of the own shard: what coding takes from the mean is noted there, times the members; or empty.
+    // Of the own shard: what coding has taken from the last mean, times the members, and where that of this one is noted; or
+    // empty.
     std::span<float> residue;
     // Nobody is left to apply the mean: hands on what has arrived and is not final.
     virtual void hand_on(const std::vector<GranuleSet>&, const GranuleSet&) {}

@@ -6,8 +6,9 @@ from tailcut.policy.grid import GridSteering
 from tailcut.report import Report
 
 _TRIMMED = (
-    "tailcut: a switch on the way trims packets, and trim_bytes=0 says that none does: set Config.trim_bytes "
-    "to the shortest frame that it leaves (256 is common), so that every coordinate keeps its first plane"
+    "tailcut: a switch on the way trims packets, and trim_bytes=0 says that it is not known to what: set "
+    "Config.trim_bytes to the shortest frame that it leaves (256 is common), so that with the codec planes "
+    "every packet keeps the first plane of all its coordinates and need not be sent again"
 )
 
 

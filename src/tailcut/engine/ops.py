@@ -257,6 +257,8 @@ class Ops:
         """This rank has the state of the others: it contributes again."""
         self.check_open()
         self.ledger.note("rejoined", seqs=self._seqs)
+        if self._residues:
+            self._residues.drop_all()  # of parameters that are no more
         for lane in self.lanes:
             lane.rejoined()
 

@@ -63,6 +63,10 @@ TRIMMED_SHARE = 0.2
 """If trimming costs more than this share of the budget, packets are made so short that a trimming switch
 leaves them whole."""
 
+TRIMMED_PACKETS = 0.01
+"""If it is not known what the switch leaves, the same is done as soon as this share of an op's packets came
+trimmed: they may lack coordinates, and are sent again then."""
+
 
 class Planes(NamedTuple):
     """Bits per coordinate in each stage."""
@@ -216,17 +220,23 @@ class AdaptivePlanes:
         if report.status == "behind" or report.non_finite or not report.scatter.planes:
             return
         self._learn(report, spending)
-        trimmed = spending.recent.trimmed > TRIMMED_SHARE * self._budget
-        if trimmed and self._trimmable and not self.whole:
+        if not self.whole and self._trimming_costs(report, spending):
             self.whole = True
             self._news.append(
                 "packets are trimmed: from now on they are so short that this does nothing to them"
+                + ("" if self._trimmable else ", if 256 bytes of a frame are left (trim_bytes says so)")
             )
             self._try_again()
         if report.key is not None and (step := self._clock.step(report, now_s)):
             self._after_step(step)
         if spending.over and not self._in_trial and self._error(self.choice) > self._room:
             self._choose(self._best(), "ε was over the budget")
+
+    def _trimming_costs(self, report: Report, spending: Spending) -> bool:
+        if self._trimmable:
+            return spending.recent.trimmed > TRIMMED_SHARE * self._budget
+        traffic = report.traffic
+        return traffic.trimmed_packets > TRIMMED_PACKETS * traffic.received_packets
 
     def describe(self) -> str:
         return (

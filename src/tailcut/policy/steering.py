@@ -96,22 +96,25 @@ class Steering:
 
     def bounds(self, size: int, *, carried: bool = True) -> OpBounds:
         """The bounds of the next op of this size (``size_of``). ``carried``: what is late comes later."""
-        hurried = carried and self.hurried
-        wait = SHARED if self._one_host else HURRIED if hurried else CALM if carried else SURE
-        if self._deaf and carried and not self._one_host:
-            wait = DEAF
         known = self._sizes.get(size) or self._new_size()
-        scatter_s, gather_s = self._guess_s(size, known, wait)
+        scatter_s, gather_s = self._guess_s(size, known, self._wait(carried))
         return self._longest._replace(
             scatter_s=scatter_s,
             gather_s=gather_s,
             scatter_grace_s=known.early_exit["scatter"].grace_s(scatter_s),
             gather_grace_s=known.early_exit["gather"].grace_s(gather_s),
-            absent_s=min(scatter_s, self._wait_s) if hurried else 0.0,
+            absent_s=min(scatter_s, self._absent_s) if carried and self.hurried else 0.0,
         )
 
+    def _wait(self, carried: bool) -> Wait:
+        if self._one_host:
+            return SHARED
+        if not carried:
+            return SURE
+        return DEAF if self._deaf else HURRIED if self.hurried else CALM
+
     @property
-    def _wait_s(self) -> float:
+    def _absent_s(self) -> float:
         """How long those are waited for that enter later than most; 0: as long as others."""
         return max(LEAST_WAIT_S, ABSENT_SHARE * self._step_s) if self._step_s else 0.0
 
@@ -183,12 +186,12 @@ class Steering:
         """t_B of both stages. In the warm-up of a size it is a guess from the nearest size that is known."""
         others = {other: theirs for other, theirs in self._sizes.items() if theirs.bound.known}
         if known.bound.known or not others:
-            return known.bound.bounds(wait, self._wait_s)
+            return known.bound.bounds(wait, self._absent_s)
         nearest = min(others, key=lambda other: max(other + 1, size + 1) / min(other + 1, size + 1))
         # An op takes a latency plus a time per byte: twice the bytes take at most twice as long, and fewer
         # bytes need not be faster.
         scale = GUESS_FACTOR * max(1.0, size / max(1, nearest))
-        scatter_s, gather_s = others[nearest].bound.bounds(wait, self._wait_s)
+        scatter_s, gather_s = others[nearest].bound.bounds(wait, self._absent_s)
         return min(self._longest.scatter_s, scale * scatter_s), min(self._longest.gather_s, scale * gather_s)
 
     def _learn_late(self, report: Report) -> None:
@@ -202,9 +205,9 @@ class Steering:
 
     def _learn_bound(self, report: Report, known: _Size) -> None:
         scatter, gather = report.scatter, report.gather
-        start_s = scatter.began_s
         if self._deaf:
             return  # a closed port says nothing of the network
+        start_s = scatter.began_s
         if start_s is None or scatter.ended_s is None or gather.ended_s is None:
             return  # the cap closed it before half of the ranks were there
         others = [link for place, link in enumerate(report.links) if place != self._place and not link.silent]

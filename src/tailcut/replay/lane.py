@@ -66,7 +66,7 @@ class ReplayLane:
             self._ended[self._tickets] = self._refusal()
             return self._tickets
         with self._telling_the_others():
-            self.note_input(seq, bucket if residue is None else bucket + residue)
+            self.note_input(seq, bucket, residue)
             record = self._player.begin(seq, bucket, loss_scale_tag, residue)
         self._flying[self._tickets] = _Flight(seq, record, bucket)
         with self._submitted:
@@ -74,8 +74,8 @@ class ReplayLane:
             self._submitted.notify_all()
         return self._tickets
 
-    def note_input(self, seq: int, bucket: Array) -> None:
-        """The rank is about to enter an op with this bucket."""
+    def note_input(self, seq: int, bucket: Array, residue: Array | None) -> None:
+        """The rank is about to enter an op with this bucket, and with what coding took from the last one."""
 
     def _was_refused(self, seq: int) -> bool:
         """The rank was too far behind for it. It may have asked once more or once less before it heard so."""
@@ -218,8 +218,8 @@ class DumpingLane(ReplayLane):
         super().__init__(player, script)
         self._dump = dump
 
-    def note_input(self, seq: int, bucket: Array) -> None:
-        self._dump.note_input(seq, bucket)
+    def note_input(self, seq: int, bucket: Array, residue: Array | None) -> None:
+        self._dump.note_input(seq, bucket, residue)
 
     def _end(self, record: OpRecord, bucket: Array) -> None:
         super()._end(record, bucket)

@@ -50,6 +50,8 @@ class SingleOp:
     """As far as it says something of these ops."""
     inputs: Mapping[tuple[int, int], Array]
     """By op and rank."""
+    residues: Mapping[tuple[int, int], Array]
+    """By op and rank: what coding had taken from the bucket's op before, where that is carried."""
     outputs: Mapping[int, Array]
     """Of the op, by rank: of those that have ended it."""
 
@@ -60,18 +62,23 @@ class SingleOp:
         """The results of the op, by rank, computed again."""
         script, exchange, results = self.script(), MemoryExchange(), dict[int, Array]()
 
+        residues = {place: values.copy() for place, values in self.residues.items()}
+
+        def begin(player: Player, record: OpRecord) -> Array:
+            place = record.seq, player.rank
+            bucket, tag = self.inputs[place].copy(), int(record.terms["loss_scale_tag"])
+            player.begin(record.seq, bucket, tag, residues.get(place))
+            return bucket
+
         def play(player: Player) -> None:
             own = script.ranks[player.rank]
             for record in own.ops:
-                bucket = self.inputs[record.seq, player.rank].copy()
-                player.begin(record.seq, bucket, int(record.terms["loss_scale_tag"]))
+                bucket = begin(player, record)
                 player.end(record, bucket)
                 results[player.rank] = bucket
-            for seq, record in own.unended.items():
-                if record.entered:  # it was killed there
-                    bucket = self.inputs[seq, player.rank].copy()
-                    player.begin(seq, bucket, int(record.terms["loss_scale_tag"]))
+            killed_in = [begin(player, record) for record in own.unended.values() if record.entered]
             player.serve_rest()
+            del killed_in  # until here others take what was entered there
 
         play_together([_PlayerOfOne(script, rank, exchange, self.seq) for rank in script.ranks], play)
         return results
@@ -102,9 +109,11 @@ class Dump:
         self._arrays = {**_ledger_arrays(script.ledger.ranks[rank], self._ops)}
         self._save()
 
-    def note_input(self, seq: int, bucket: Array) -> None:
+    def note_input(self, seq: int, bucket: Array, residue: Array | None) -> None:
         if seq in self._ops:
             self._arrays[f"input.{seq}.{self._rank}"] = bucket.copy()
+            if residue is not None:
+                self._arrays[f"residue.{seq}.{self._rank}"] = residue.copy()
             self._save()
 
     def write(self, bucket: Array) -> None:
@@ -143,17 +152,19 @@ def read(path: Path) -> SingleOp:
         raise ConfigError(
             f"{str(path)!r} is no op that was stored ({error}); tailcut replay --op N --dump FILE stores one"
         ) from error
-    inputs, outputs, seq = {}, {}, -1
+    inputs, residues, outputs, seq = {}, {}, {}, -1
     for name, values in arrays.items():
         kind, *place = name.split(".")
         if kind == "input":
             inputs[int(place[0]), int(place[1])] = values
+        elif kind == "residue":
+            residues[int(place[0]), int(place[1])] = values
         elif kind == "output":
             seq = int(place[0])
             outputs[int(place[1])] = values
     starts = (name.split(".") for name in arrays if name.startswith("start."))
     ranks = {rank: _rank_ledger(arrays, rank) for rank in sorted(int(place[-1]) for place in starts)}
-    return SingleOp(seq, Ledger(path.parent, path.name, ranks), inputs, outputs)
+    return SingleOp(seq, Ledger(path.parent, path.name, ranks), inputs, residues, outputs)
 
 
 def _ledger_arrays(ledger: RankLedger, ops: tuple[int, ...]) -> dict[str, Array]:

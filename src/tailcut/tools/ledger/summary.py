@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from tailcut import Epsilon, Ledger, OpRecord, Verdict
-from tailcut.ledger.fates import count_of
 
 SLOWEST = 5
 SPANS = 20
@@ -181,14 +180,3 @@ def cause_of(record: OpRecord) -> str:
         return "nothing came last: this rank waited for itself"
     what = "contribution" if stage == "scatter" else "mean"
     return f"the {what} of rank {peer} came last, after {1e3 * last_s:.1f} ms"
-
-
-def missing_share(record: OpRecord) -> float:
-    """Of the granules of contributions and means: those that did not come in time."""
-    fates = record.fates
-    if not fates.granules:
-        return 1.0
-    own = fates.granules[record.own_shard]
-    whole = own * len(fates.contributions) + sum(fates.granules)
-    came = sum(map(count_of, fates.contributions)) + sum(map(count_of, fates.answered))
-    return 1 - came / whole if whole else 0.0
