@@ -18,7 +18,7 @@ from tailcut.policy.deadline import (
     WARM_UP,
     fixed,
 )
-from tailcut.policy.steering import ABSENT_SHARE, GUESS_FACTOR, MOST_SIZES, FixedSteering, Steering
+from tailcut.policy.steering import ABSENT_SHARE, MOST_SIZES, FixedSteering, Steering
 from tailcut.report import Report, Verdict
 from tests.reports import NEVER, lost, op
 
@@ -233,8 +233,8 @@ def test_a_new_size_starts_from_the_nearest_one_scaled_up_but_never_down() -> No
     pilot = steering()
     play(pilot, 20, length=1000)
     known_s = pilot.bounds(1000).scatter_s
-    assert pilot.bounds(4000).scatter_s == pytest.approx(GUESS_FACTOR * 4 * known_s)
-    assert pilot.bounds(10).scatter_s == pytest.approx(GUESS_FACTOR * known_s)
+    assert pilot.bounds(4000).scatter_s == pytest.approx(4 * known_s)
+    assert pilot.bounds(10).scatter_s == pytest.approx(known_s)
     assert pilot.bounds(1 << 31).scatter_s == fixed(DEADLINE_S).scatter_s
 
 

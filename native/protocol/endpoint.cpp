@@ -135,7 +135,9 @@ void Endpoint::receive(Time now, std::span<const std::byte> datagram) {
     if (!parsed.ok) return accounts_.reject(parsed.reason);
     const auto payload = datagram.subspan(wire::kHeaderBytes);
     if (const auto reason = check_sender(settings_, header, payload.size())) return accounts_.reject(*reason);
-    roster_.hear(now, header.source, header.incast);
+    // What has waited long in front of the own port says nothing of now.
+    const Time sent = now - links_[header.source].arrivals.queued(now, header);
+    roster_.hear(now, sent, header.source, header.incast);
     epochs_.hear(header.epoch);
     if (header.type == wire::Type::kData) {  // checked before its number counts
         const Epoch& epoch = epochs_.at(header.seq);

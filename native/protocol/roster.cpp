@@ -48,9 +48,10 @@ Seq Roster::behind_ops(Seq own) const {
     return group > own ? group - own : 0;
 }
 
-void Roster::hear(Time now, Rank rank, std::uint8_t incast) {
+void Roster::hear(Time now, Time sent, Rank rank, std::uint8_t incast) {
     Member& member = members_[rank];
-    member.heard_at = heard_at_ = now;
+    member.heard_at = now;
+    heard_at_ = std::max(heard_at_, sent);
     member.quiet_ops = 0;
     set(rank, &Member::quiet, false);
     limiting_count_ += incast != 0;

@@ -46,7 +46,8 @@ public:
         const Member& member = members_[rank];
         return !member.silent() && !member.left(seq) && seq >= member.served_from;
     }
-    Time heard_at() const { return heard_at_; }  // when anybody was last heard
+    // When the latest datagram that has come from anybody was sent.
+    Time heard_at() const { return heard_at_; }
     // When DATA was first sent after anybody was last heard; kNever: somebody was heard since.
     Time unanswered_since() const { return spoke_at_ > heard_at_ ? spoke_at_ : kNever; }
     // How long it takes to find a packet lost and send it again, twice; 0: nothing is sent again.
@@ -60,7 +61,8 @@ public:
     Seq group_seq(Seq own) const;
     Seq behind_ops(Seq own) const;
 
-    void hear(Time now, Rank rank, std::uint8_t incast);
+    // A datagram of the rank has come, which it had sent at this time by our clock.
+    void hear(Time now, Time sent, Rank rank, std::uint8_t incast);
     void hear(const LrScale& told, Seq by);
     void note_spoke(Time now) {
         if (spoke_at_ <= heard_at_) spoke_at_ = now;

@@ -140,7 +140,7 @@ class OpBound:
         self._lag.note(seq, max(0.0, lag_s))
 
     def ended(self, *, most_late: bool) -> None:
-        """An op has ended. ``most_late``: without something of most of the other ranks."""
+        """An op has ended. ``most_late``: without something of most of the ranks."""
         self._late_in_a_row = self._late_in_a_row + 1 if most_late else 0
         if self._late_in_a_row >= LATE_OPS and self.known:
             self._late_in_a_row = 0

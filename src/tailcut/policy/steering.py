@@ -21,9 +21,6 @@ from tailcut.policy.straggler import LATE_SHARE, Stragglers, arrivals_s, is_awai
 from tailcut.report import Report, Verdict, hears_nobody
 from tailcut.stats import OpBounds, Standing
 
-GUESS_FACTOR = 2.0
-"""A size of which nothing is known yet gets this many times the bounds of another one."""
-
 MOST_SIZES = 64
 """Sizes of which anything is remembered: those of a program's buckets, with the planes it has used lately."""
 
@@ -190,7 +187,7 @@ class Steering:
         nearest = min(others, key=lambda other: max(other + 1, size + 1) / min(other + 1, size + 1))
         # An op takes a latency plus a time per byte: twice the bytes take at most twice as long, and fewer
         # bytes need not be faster.
-        scale = GUESS_FACTOR * max(1.0, size / max(1, nearest))
+        scale = max(1.0, size / max(1, nearest))
         scatter_s, gather_s = others[nearest].bound.bounds(wait, self._absent_s)
         return min(self._longest.scatter_s, scale * scatter_s), min(self._longest.gather_s, scale * gather_s)
 
@@ -225,7 +222,8 @@ class Steering:
             if len(known.gather_began_s) > WINDOW:
                 del known.gather_began_s[next(iter(known.gather_began_s))]
         late = sum(bool(link.scatter.missing or link.gather.missing) for link in others)
-        known.bound.ended(most_late=(scatter_cut or gather_cut) and 2 * late > len(others))
+        most = late == len(others) or 2 * late > len(self._members)
+        known.bound.ended(most_late=(scatter_cut or gather_cut) and most)
 
     def _learn_grace(self, stage: Stage, report: Report, known: _Size, came_s: Sequence[float]) -> None:
         """``came_s`` are the arrivals of the stage."""
