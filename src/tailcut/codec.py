@@ -36,7 +36,7 @@ def encode(
     ``planes`` is the number of bits of a coordinate, 1 to 16: fewer are smaller and coarser. The codec "raw"
     is exact fp32 instead. The rotation derives from ``seed``: with different seeds the errors of vectors are
     independent. ``trim_bytes`` is the shortest frame that a switch leaves of a packet; a packet then has so
-    few coordinates that the frame holds their first plane. 0 says that nothing trims.
+    few coordinates that the frame holds their first plane. 0 says that this is not known.
     """
     if codec not in CODEC_IDS:
         raise ConfigError(f"codec={codec!r} is unknown; take one of {', '.join(map(repr, CODEC_IDS))}")
@@ -80,7 +80,7 @@ def decode(
 
 
 def trimmed_payload_bytes(trim_bytes: int) -> int:
-    """What is left of a payload when a switch trims its frame to ``trim_bytes``. With 0 nothing trims."""
+    """What is left of a payload when a switch trims its frame to ``trim_bytes``. 0: not known."""
     return trim_bytes - _FRAME_BYTES - _native.HEADER_BYTES if trim_bytes else 0
 
 

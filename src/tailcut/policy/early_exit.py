@@ -32,7 +32,7 @@ LEAST_GRACE_S = 0.005
 
 
 class EarlyExit:
-    """t_C of one stage in one size class."""
+    """t_C of one stage of ops of one size."""
 
     def __init__(self) -> None:
         self.percent = FIRST_PERCENT

@@ -146,7 +146,7 @@ class GridSteering:
 
     @property
     def known_bounds(self) -> dict[int, OpBounds]:
-        """The bounds of every size class in use, by the class's largest size."""
+        """The bounds of every size in use."""
         return self._row.known_bounds
 
     @property

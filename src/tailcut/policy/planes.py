@@ -1,7 +1,7 @@
 """How many planes to send: the number that makes (time per step) × (1 + ε) least within the budget.
 
-Owns the trial in which the time of a plane is measured, and the choice. One choice serves all size classes:
-per coordinate, a plane costs the same time and the same error in all of them (docs/budget.md).
+Owns the trial in which the time of a plane is measured, and the choice. One choice serves all sizes: per
+coordinate, a plane costs the same time and the same error in all of them (docs/budget.md).
 """
 
 from __future__ import annotations
