@@ -287,3 +287,27 @@ def test_a_rank_that_has_entered_is_waited_for_while_its_link_is_slow() -> None:
     slow = max(reports, key=lambda report: report.elapsed_s)
     assert slow.elapsed_s > 0.05
     assert all(report.scatter.ended_by == "all" for report in reports)
+
+
+def test_what_has_waited_in_front_of_a_port_is_no_word_of_now() -> None:
+    """A port becomes fifty times slower for a while, and what comes through is old. Its rank does not take it
+    for a sign that the others are still to enter: their bounds hold for it."""
+    slow = 3
+    simulation = run(
+        4,
+        length=1 << 18,
+        compute_s=np.full((OPS, 4), 0.02),
+        codec="planes",
+        planes=2,
+        packet_bytes=1408,
+        bytes_per_s=25e6,
+        delay_s=0.0,
+        queue_bytes=24_000_000,
+        paced=True,
+        rate_changes=[RateChange(2.0, slow, downlink_factor=0.02), RateChange(2.6, slow)],
+    )
+    took_s = [times_s(simulation.reports(rank)[30:]) for rank in range(4)]
+    assert (
+        took_s[slow] > 0.1
+    ).sum() <= 1  # one, behind the others, in which it takes what has come meanwhile
+    assert max(took_s[0]) < 0.1

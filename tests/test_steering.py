@@ -203,6 +203,16 @@ def test_when_most_ranks_are_late_the_network_has_changed() -> None:
     assert pilot.bounds(1000).scatter_s < 0.2
 
 
+def test_two_late_ranks_of_four_are_no_change_of_the_network() -> None:
+    """Two ports are blocked at once. Of three and of two, two late ones are most."""
+    for ranks, changed in ((4, False), (3, True)):
+        pilot = steering(ranks)
+        play(pilot, 30, (0, *[0.1] * (ranks - 1)))
+        before_s = pilot.bounds(1000).scatter_s
+        play(pilot, 6, (0, *[0.1] * (ranks - 3), 0.5, 0.5))
+        assert (pilot.bounds(1000).scatter_s > 1.5 * before_s) is changed
+
+
 def test_late_completions_take_the_place_of_what_was_cut() -> None:
     pilot = steering()
     cut = play(pilot, 5)
