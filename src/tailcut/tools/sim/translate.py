@@ -31,10 +31,10 @@ IP_BYTES = 20
 UDP_BYTES = 8
 SWITCH_DELAY_S = 10e-6
 
-PACKET_COST_S = 32e-6
+PACKET_COST_S = 30e-6
 """What a packet costs one core of a testbed's machine, from the sender's program to the receiver's, codec
-included. Fitted to P50 of the scenario clean on 2 cores, with 4 and 16 planes together, and then frozen for
-all scenarios (docs/simulation.md)."""
+included. Fitted to P50 of the scenario clean on 2 cores, with 4 planes, and then frozen for all scenarios
+(docs/simulation.md)."""
 
 _TESTBED_ONLY = {
     "port": ("burst_bytes",),
