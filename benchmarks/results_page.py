@@ -49,7 +49,7 @@ def _section(document: Document, target: float | None, name: str) -> list[str]:
     facts = next((cell["facts"] for cell in cells if cell["facts"]), None)
     if facts is None:
         return [f"## {name}\n", "No cell got as far as its first step.\n", *_listed(failures(cells))]
-    goal = target_of(cells, target)
+    goal = target_of(cells, target or document["conditions"].get("stop_at"))
     parts = [
         f"## {facts['name']}: {facts['source']}\n",
         _what(document, facts, goal),
@@ -61,7 +61,7 @@ def _section(document: Document, target: float | None, name: str) -> list[str]:
     for scenario, tcp in dict.fromkeys((cell["scenario"], cell["tcp"]) for cell in cells):
         own = [cell for cell in cells if (cell["scenario"], cell["tcp"]) == (scenario, tcp)]
         parts += [f"### {scenario}, TCP {tcp}\n", _description(scenario)]
-        parts += [_markdown(HEAD, rows_of(own, target)), *_listed(failures(own))]
+        parts += [_markdown(HEAD, rows_of(own, goal)), *_listed(failures(own))]
     return [*parts, f"{NOTES}\n"]
 
 
