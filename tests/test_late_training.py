@@ -44,7 +44,7 @@ def test_one_op_late_costs_nothing(share, codec):
     single seed they vary by 1 %. Growth is up to 1.2, 1.7, 2.5."""
     carried = outcomes(one_op_late, share, codec=codec)
     # An owner to whom nothing came puts its own contribution off, which is late then too.
-    assert share - 0.05 < measured(carried) < share + 0.1
+    assert share - 0.05 < measured(carried) < share + 0.25
     assert loss(carried) == pytest.approx(loss(outcomes(one_op_late, 0.0, codec=codec)), rel=0.05)
     assert max(run.growth for run in carried) < 4
 

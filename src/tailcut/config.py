@@ -182,7 +182,7 @@ class Config:
 
     drift_bound: float = _setting("drift_bound", float, 1e-2, _at_least(0), agreed=True)
     """With ``attach``: how far a replica may be from the others, relative to the norm of its parameters.
-    Blocks that differ are copied in turns, and all within 8 steps when this is exceeded (docs/resync.md).
+    Blocks that differ are copied in turns, and all within 8 steps beyond half of this (docs/resync.md).
     Late parts that are still to come make a few thousandths of the norm. A lower value copies sooner; 0
     compares and copies nothing."""
 

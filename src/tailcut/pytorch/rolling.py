@@ -184,8 +184,8 @@ class RollingResync:
         comparison = self._comparison
         corrections = comparison.compare(copied.step)
         self._corrections.extend(corrections)
-        # Below the bound it is mostly that of means which are late and will come.
-        if comparison.drift > self._bound and copied.step > comparison.wish + URGENT_STEPS + SPREAD_STEPS:
+        # Half of the bound, because it grows until it has been corrected.
+        if comparison.drift > self._bound / 2 and copied.step > comparison.wish + URGENT_STEPS + SPREAD_STEPS:
             comparison.wish = copied.step + SPREAD_STEPS
         if copied.blocks:
             comparison.begin(copied.step, [_on_host(aside) for aside in copied.blocks])
